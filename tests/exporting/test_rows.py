@@ -7,10 +7,15 @@ from published import publish_rows, texts
 
 from batchmill import OptionError
 from batchmill.exporting.rows import choose_rows
+from batchmill.reading.selection import Selection
+
+
+def chosen_of(dataset, **options):
+    return choose_rows(Selection(dataset=str(dataset), **options))
 
 
 def inputs(dataset, **options):
-    return choose_rows(str(dataset), **options).rows["input"].to_pylist()
+    return chosen_of(dataset, **options).rows["input"].to_pylist()
 
 
 @pytest.mark.parametrize(
@@ -58,7 +63,7 @@ def test_no_sample_left_is_an_error(tmp_path):
 def test_keys_stay_when_contents_change(words, tmp_path):
     def keys():
         run_job(words / "manifest.csv", "steps_under_test:copy", tmp_path / "d", times=2)
-        samples = choose_rows(str(tmp_path / "d")).samples
+        samples = chosen_of(tmp_path / "d").samples
         return samples["key"].to_pylist(), samples["content"].to_pylist()
 
     before, contents = keys()
@@ -72,7 +77,7 @@ def test_keys_stay_when_contents_change(words, tmp_path):
 
 def test_without_outputs_the_inputs_are_exported(words, tmp_path):
     run_job(words / "manifest.csv", "batchmill.steps.words:split", tmp_path / "d")
-    chosen = choose_rows(str(tmp_path / "d"))
+    chosen = chosen_of(tmp_path / "d")
     assert (chosen.are_inputs, chosen.root) == (True, str(words))
     assert set(chosen.samples["place"].to_pylist()) == {"a.txt", "b.txt", "c.txt", "d.txt"}
     assert all(chosen.samples["content"].to_pylist())

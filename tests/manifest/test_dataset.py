@@ -5,6 +5,7 @@ import pytest
 from jobs import run_job
 
 from batchmill import ManifestError, OptionError, load_manifest
+from batchmill.ledger.open import open_output
 
 COPY = "steps_under_test:copy"
 
@@ -55,6 +56,11 @@ def test_a_dataset_cannot_be_made_inside_another(dataset, words):
         with pytest.raises(OptionError, match="is inside the dataset"):
             run_job(words, COPY, inside)
         assert not inside.exists()
+
+
+def test_a_bucket_is_not_inside_the_working_directory(dataset, bucket, monkeypatch):
+    monkeypatch.chdir(dataset)
+    assert open_output(f"{bucket}/out").part_names() == []
 
 
 def test_datasets_without_tables_or_files_are_rejected(dataset, words, tmp_path):

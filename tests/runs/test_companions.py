@@ -209,6 +209,10 @@ def test_companions_in_a_bucket_are_fetched(folder, bucket):
     upload(folder, bucket)
     # moto gives equal contents the same ETag.
     assert run_it() == {"b.txt"}
+    (folder / "m.csv").write_text("input,mask,note\na.txt,../b.txt,note.txt\n")
+    upload(folder, bucket)
+    with pytest.raises(ManifestError, match=r"line 2: '\.\./b.txt' "):
+        run_it()
 
 
 def test_a_local_input_has_a_companion_in_a_bucket(folder, bucket):

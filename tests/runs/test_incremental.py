@@ -17,7 +17,7 @@ from jobs import run_job
 from batchmill import ManifestError, OptionError, StoreError, open_dataset
 from batchmill.layout import PARTS
 from batchmill.ledger.lease import Wait, lease
-from batchmill.ledger.parts import write_hashed
+from batchmill.ledger.parts import PART_SCHEMA, write_hashed
 from batchmill.maintenance.verify import verify
 from batchmill.manifest.records import listed_manifest, save_manifest
 from batchmill.options.groups import RunOptions
@@ -143,6 +143,7 @@ def test_parts_without_the_time_of_the_last_change_execute_nothing(job):
     job.run()
     names = job.ledger.part_names()
     older = pa.concat_tables(map(job.ledger.read_part, names)).drop_columns(["ctime_ns"])
+    older = older.replace_schema_metadata(PART_SCHEMA.metadata)
     write_hashed(job.ledger.store, f"{PARTS}/000001-older", older)
     job.ledger.delete_parts(names)
     assert job.ledger.records(["ctime_ns"])["ctime_ns"].null_count == 20

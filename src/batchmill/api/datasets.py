@@ -168,7 +168,8 @@ def versions(dataset: str | os.PathLike[str]) -> pd.DataFrame:
 
     Returns:
         One row per version: version, created, rows, failures, step, params, own_bytes (the size of
-        the files that no other version has), names, and table (the hash of its table).
+        the files that no other version has), names, table (the hash of its table), and proof (the
+        result of its last proof).
 
     Raises:
         OptionError: There is no such dataset.

@@ -15,7 +15,6 @@ from batchmill.layout import FILES, INPUT_COLUMN, PARTITION_COLUMN
 from batchmill.ledger.open import open_ledger
 from batchmill.ledger.parts import file_names
 from batchmill.manifest.arrow_columns import tensors_as_lists
-from batchmill.options.conditions import rows_that_meet
 from batchmill.planning.run_spec import input_places
 from batchmill.reading.published import last_spec, read_published
 from batchmill.reading.selection import Selection, chosen_rows, further_places, named
@@ -51,23 +50,14 @@ class ExportRows(NamedTuple):
 
 
 def choose_rows(
-    dataset: str,
-    *,
-    partitions: tuple[str, ...] | None = None,
-    where: str = "",
-    shuffle: int | None = None,
-    version: int | str | None = None,
-    stale: bool = True,
+    selection: Selection, *, shuffle: int | None = None, version: int | str | None = None
 ) -> ExportRows:
     """Read a dataset's table, and return the samples to export.
 
     Args:
-        dataset: The dataset's path or URL.
-        partitions: The partitions to export. None: all rows.
-        where: A condition on columns, as pandas.DataFrame.query takes it. Empty: all rows.
+        selection: The dataset, and the rows to export.
         shuffle: The seed of a random order. None: the order of the table.
         version: The number or name of a version. None: the last one.
-        stale: False to leave out earlier results of inputs that are not ok.
 
     Returns:
         The samples.
@@ -76,12 +66,11 @@ def choose_rows(
         OptionError: There is no such dataset, version, partition or column, or no sample is left.
         StoreError: The table cannot be read, or a file is missing.
     """
-    published = read_published(dataset, version=version, stale=stale)
+    dataset = selection.dataset
+    published = read_published(dataset, version=version, stale=selection.stale)
     added = published.added
     found = named(published.table, dataset, added.pack)
-    found = found.only(chosen_rows(found.rows, Selection(dataset=dataset, partitions=partitions)))
-    if where.strip():
-        found = found.only(rows_that_meet(found.rows, where, option="--where", dataset=dataset))
+    found = found.only(chosen_rows(found.rows, selection, option="--where"))
     if not len(found.rows):
         raise OptionError(f"{dataset}: no sample to export. Check --partition and --where.")
     root, places = dataset, found.places

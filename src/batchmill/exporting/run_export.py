@@ -34,6 +34,7 @@ from batchmill.ledger.json_file import sealed
 from batchmill.options.base import parse_size
 from batchmill.planning.batching import own_cores
 from batchmill.reading.published import check_kept
+from batchmill.reading.selection import Selection
 from batchmill.storage import Store, is_url, open_store, remote
 from batchmill.storage.objects import unwritable
 from batchmill.urls import absolute
@@ -105,14 +106,8 @@ def export_dataset(
     if shard_bytes < 1:
         raise OptionError(f"--shard-size {shard_size}: must be 1 or more bytes.")
     store = _open_out(dataset, out, to)
-    chosen = choose_rows(
-        dataset,
-        partitions=partitions,
-        where=where,
-        shuffle=shuffle,
-        version=version,
-        stale=stale,
-    )
+    selection = Selection(dataset=dataset, partitions=partitions, where=where, stale=stale)
+    chosen = choose_rows(selection, shuffle=shuffle, version=version)
     plan = plan_shards(chosen, to, out, shard_bytes)
     workers = max(1, min(num_workers or own_cores(), len(plan)))
     try:

@@ -53,13 +53,7 @@ def make_inference(model: str, options: ModelOptions) -> Inference:
 
 def predict_params(options: ModelOptions) -> dict[str, Any]:
     """Return the parameters of a step of `batchmill.steps.predict`, without the model."""
-    given = {
-        "weights": options.weights,
-        "load": options.load,
-        "collate": options.collate,
-        "device": options.device,
-        "classes": names_in(options.classes),
-    }
+    given = {**options.model_dump(exclude={"predictions"}), "classes": names_in(options.classes)}
     return {name: value for name, value in given.items() if value}
 
 

@@ -36,7 +36,6 @@ from batchmill.ledger.parts import (
     VERSION,
     Origin,
     as_part,
-    as_records,
     current_records,
     read_part,
     records_schema,
@@ -332,7 +331,7 @@ class Ledger:
                 largest = max(1, *map(len, found))
                 count = max(1, min(self.store.threads, _ROWS_AT_A_TIME // largest))
                 while found:
-                    table = as_records(found.pop(0), schema)
+                    table = found.pop(0)
                     yield table if run is None else table.filter(pc.equal(table["run"], run))
 
 

@@ -2,6 +2,7 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from batchmill.errors import OptionError
 from batchmill.layout import LEDGER_FOLDER
@@ -10,7 +11,7 @@ from batchmill.security.allowlist import check_dataset
 from batchmill.storage import is_url, open_store, remote
 from batchmill.storage.objects import unwritable
 from batchmill.url_secrets import shown_url
-from batchmill.urls import absolute, one_slash_fault, parent
+from batchmill.urls import absolute, one_slash_fault
 
 
 def open_output(output: str) -> Ledger:
@@ -71,14 +72,12 @@ def _check_not_inside(output: str) -> None:
 
     Verification of the outer dataset would report the files as unknown.
     """
-    above = parent(output)
-    while above and above != parent(above):
-        if not is_url(above) and os.path.isdir(os.path.join(above, LEDGER_FOLDER)):
+    for above in () if is_url(output) else Path(os.path.abspath(output)).parents:
+        if os.path.isdir(above / LEDGER_FOLDER):
             raise OptionError(
                 f"--output {output}: is inside the dataset {above}. A dataset contains only the "
                 "files of its own runs. Name another folder."
             )
-        above = parent(above)
 
 
 def open_ledger(dataset: str) -> Ledger:

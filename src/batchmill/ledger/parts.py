@@ -98,17 +98,6 @@ def records_schema(columns: Container[str]) -> pa.Schema:
     return pa.schema([field for field in RECORDS_SCHEMA if field.name in columns])
 
 
-def as_records(part: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a part with the columns of a schema. A part of an older version has fewer."""
-    columns = [
-        part[field.name].cast(field.type)
-        if field.name in part.column_names
-        else pa.nulls(len(part), field.type)
-        for field in schema
-    ]
-    return pa.table(columns, schema=schema)
-
-
 class Origin(NamedTuple):
     """The origin of an outcome: the data that it depends on, besides the input's file.
 
@@ -166,11 +155,16 @@ def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> 
         name: The name of the file in the store.
         columns: The columns to read; all by default.
 
+    Returns:
+        The records, with the types of RECORDS_SCHEMA. A part of an older version has fewer columns,
+        and outputs with fewer fields. These are null.
+
     Raises:
         LedgerError: The part is damaged or foreign, or names outputs outside the dataset.
         StoreError: The file cannot be read.
     """
     place = store.url_of(name)
+    schema = records_schema(RECORDS_SCHEMA.names if columns is None else columns)
     try:
         with store.open(name) as source:
             data = source.read_buffer()
@@ -183,7 +177,8 @@ def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> 
         file = pq.ParquetFile(pa.BufferReader(data))
         if (file.schema_arrow.metadata or {}).get(b"batchmill.ledger") != str(VERSION).encode():
             raise LedgerError(f"{place}: is not a part of a ledger of version {VERSION}.")
-        table = _with_packs(file.read(columns=list(columns) if columns else None))
+        whole = [schema.empty_table(), file.read(columns=schema.names)]
+        table = pa.concat_tables(whole, promote_options="permissive").cast(schema)
     except (OSError, pa.ArrowException) as error:
         raise LedgerError(
             f"{place}: cannot be read ({error}). Move it away, and run the same command again. "
@@ -197,15 +192,6 @@ def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> 
             "again."
         )
     return table
-
-
-def _with_packs(table: pa.Table) -> pa.Table:
-    """Return a part with all fields of outputs. A part of an older version has fewer."""
-    place = table.schema.get_field_index("outputs")
-    if place < 0 or table.schema.field(place).type == PART_SCHEMA.field("outputs").type:
-        return table
-    whole = table["outputs"].cast(PART_SCHEMA.field("outputs").type)
-    return table.set_column(place, "outputs", whole)
 
 
 def file_names(records: pa.Table) -> pa.Array:

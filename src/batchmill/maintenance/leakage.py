@@ -4,7 +4,7 @@ They are also compared with the partitions of the dataset that it was made from.
 """
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 import pyarrow as pa
@@ -43,9 +43,11 @@ def find_leaks(ledger: Ledger) -> Iterator[str]:
         yield f"has no column {PARTITION_COLUMN!r}"
         return
     published = published.drop_duplicates()
-    groups = assignment.listed().to_pandas()[["input", "group"]]
-    yield from torn_groups(published.merge(groups, on="input"))
-    yield from _not_as_assigned(published, assignment)
+    listed = assignment.listed().to_pandas()
+    yield from torn_groups(published.merge(listed[["input", "group"]], on="input"))
+    expected = listed.set_index("input")[PARTITION_COLUMN]
+    for name, _, found, right in _misplaced(published, "input", expected):
+        yield f"{name} is in {found}, but was assigned to {right}"
     yield from _not_as_hashed(assignment)
 
 
@@ -85,14 +87,20 @@ def torn_groups(rows: pd.DataFrame) -> Iterator[str]:
         yield f"{name_of_key(key)} is in several partitions: {_where(torn)}"
 
 
-def _not_as_assigned(published: pd.DataFrame, assignment: Assignment) -> Iterator[str]:
-    expected = assignment.listed().to_pandas()[["input", PARTITION_COLUMN]]
-    frame = published.merge(expected, on="input", how="left", suffixes=("", "_assigned"))
+def _misplaced(rows: pd.DataFrame, key: str, expected: pd.Series) -> Iterator[tuple[Any, ...]]:
+    """Yield the input, the key, the partition and the right partition of rows in a wrong one.
+
+    Args:
+        rows: The columns `input` and `partition`, and that of the key.
+        key: The column whose values decide the partition.
+        expected: The right partition of each value.
+    """
+    frame = rows.assign(right=rows[key].map(expected))
     # A null is compared too: each row must have a partition.
     texts = frame.astype(object).where(frame.notna(), "none")
-    wrong = texts[texts[PARTITION_COLUMN] != texts[f"{PARTITION_COLUMN}_assigned"]]
-    for name, found, assigned in wrong.itertuples(index=False, name=None):
-        yield f"{name} is in {found}, but was assigned to {assigned}"
+    wrong = texts[texts[PARTITION_COLUMN] != texts["right"]]
+    columns = [wrong[name] for name in ("input", key, PARTITION_COLUMN, "right")]
+    return zip(*columns, strict=True)
 
 
 def _not_as_hashed(assignment: Assignment) -> Iterator[str]:
@@ -158,24 +166,12 @@ def compare_with_source(ledger: Ledger) -> Iterator[Finding]:
     for message in torn_groups(rows):
         yield Finding("leak", message)
     if PARTITION_COLUMN in table.columns:
-        for message in _not_as_in_source(rows, table, source):
+        divided = table.dropna(subset=[PARTITION_COLUMN]).drop_duplicates("input")
+        expected = divided.set_index("input")[PARTITION_COLUMN]
+        known = rows[rows[MADE_FROM].isin(expected.index)]
+        for name, made_from, found, right in _misplaced(known, MADE_FROM, expected):
+            message = f"{name} is in {found}, but {made_from} is in {right} in {source}"
             yield Finding("leak", message)
-
-
-def _not_as_in_source(rows: pd.DataFrame, table: pd.DataFrame, source: str) -> Iterator[str]:
-    """Yield the rows in another partition than the input from which they were made."""
-    expected = (
-        table.dropna(subset=[PARTITION_COLUMN])
-        .drop_duplicates("input")
-        .set_index("input")[PARTITION_COLUMN]
-    )
-    wanted = rows[MADE_FROM].map(expected)
-    wrong = rows.assign(wanted=wanted)[wanted.notna() & (wanted != rows[PARTITION_COLUMN])]
-    texts = wrong.astype(object).where(wrong.notna(), "none")
-    for name, made_from, found, right in zip(
-        texts["input"], texts[MADE_FROM], texts[PARTITION_COLUMN], texts["wanted"], strict=True
-    ):
-        yield f"{name} is in {found}, but {made_from} is in {right} in {source}"
 
 
 def _read_columns(store: Store, names: list[str]) -> pd.DataFrame:

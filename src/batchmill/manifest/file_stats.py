@@ -7,7 +7,7 @@ import math
 import os
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ from batchmill.errors import OptionError
 from batchmill.storage import in_threads, is_url, remote
 from batchmill.storage.fingerprints import Fingerprint, recordable
 from batchmill.storage.folder_files import files_in, folder_state
-from batchmill.storage.large_tables import SLICE_ROWS
+from batchmill.storage.large_tables import SLICE_ROWS, Column, collected
 from batchmill.storage.remote import FileStat
 from batchmill.urls import join
 
@@ -44,7 +44,7 @@ _FILE_TYPE_BITS = 0o170000
 
 
 def stat_files(
-    names: pa.StringArray, root: str, faults: dict[int, str], seen: Mapping[str, FileStat]
+    names: Column, root: str, faults: dict[int, str], seen: Mapping[str, FileStat]
 ) -> pa.Table:
     """Return files with their sizes, times and ETags, as in `Manifest.inputs`.
 
@@ -53,26 +53,29 @@ def stat_files(
     """
     is_remote = np.full(len(names), is_url(root))
     is_remote = np.asarray(pc.match_substring(names, "://").fill_null(False)) | is_remote
-    sizes, times, changes = _stat_local(names, root, faults, is_remote)
-    changed = pa.array(changes, mask=sizes == MISSING_SIZE)
+    found = collected(_stat_local(names, root, faults, is_remote), FILES)
     if not (seen or is_remote.any()):
-        etags = pa.nulls(len(names), pa.string())
-        return pa.table([names, sizes, times, etags, changed], schema=FILES)
+        return found
+    # All URLs are looked up in one call, because the folders of many are listed, each once.
     known: dict[int, FileStat | None] = {
-        index: seen[name] for index, name in enumerate(names.to_pylist()) if name in seen
+        start + row: seen[name]
+        for start in range(0, len(names) if seen else 0, SLICE_ROWS)
+        for row, name in enumerate(names.slice(start, SLICE_ROWS).to_pylist())
+        if name in seen
     }
     places = {
         index: join(root, names[index].as_py())
         for index in np.flatnonzero(is_remote).tolist()
-        if index not in faults and index not in known
+        if names[index].is_valid and index not in faults and index not in known
     }
     urls = {index: place for index, place in places.items() if is_url(place)}
     known |= dict(zip(urls, _stat_urls(urls, faults), strict=True))
-    found_etags: list[str | None] = [None] * len(names)
+    sizes, times = (found[name].to_numpy().copy() for name in ("size", "mtime_ns"))
+    etags: list[str | None] = [None] * len(names)
     for index, what in known.items():
         if what is not None:
-            sizes[index], times[index], found_etags[index] = what
-    return pa.table([names, sizes, times, found_etags, changed], schema=FILES)
+            sizes[index], times[index], etags[index] = what
+    return pa.table([found["input"], sizes, times, etags, found["ctime_ns"]], schema=FILES)
 
 
 def stat_folders(names: pa.StringArray, root: str, faults: dict[int, str]) -> pa.Table:
@@ -109,18 +112,19 @@ def _look_into(place: str) -> Fingerprint | str:
 
 
 def _stat_local(
-    names: pa.StringArray, root: str, faults: dict[int, str], is_remote: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the sizes and both times of local files; MISSING_SIZE for missing and remote files."""
-    sizes: list[int] = []
-    times: list[int] = []
-    changes: list[int] = []
+    names: Column, root: str, faults: dict[int, str], is_remote: np.ndarray
+) -> Iterator[pa.Table]:
+    """Yield the sizes and both times of local files; MISSING_SIZE for missing and remote files."""
     prefix = root if root.endswith("/") else f"{root}/"
     # The loop runs once per input, so lookups are moved out of it.
     read_status = os.stat
     # Only some names are Python objects at a time. It limits the memory.
     for start in range(0, len(names), SLICE_ROWS):
-        chunk = names.slice(start, SLICE_ROWS).to_pylist()
+        sizes: list[int] = []
+        times: list[int] = []
+        changes: list[int] = []
+        part = names.slice(start, SLICE_ROWS)
+        chunk = part.to_pylist()
         for index in np.flatnonzero(is_remote[start : start + SLICE_ROWS]).tolist():
             if chunk[index] is not None and is_url(join(root, chunk[index])):
                 chunk[index] = None
@@ -136,13 +140,15 @@ def _stat_local(
                         remedy = "Name a file"
                         if kind == "a folder":
                             remedy = "Name a file, or add --input-kind folder"
-                        faults.setdefault(len(sizes), f"{name!r} is {kind}. {remedy}.")
+                        faults.setdefault(start + len(sizes), f"{name!r} is {kind}. {remedy}.")
                 except OSError:
                     pass
             sizes.append(size)
             times.append(time)
             changes.append(change)
-    return np.array(sizes, np.int64), _as_array(times), _as_array(changes)
+        etags = pa.nulls(len(sizes), pa.string())
+        changed = pa.array(_as_array(changes), mask=np.array(sizes) == MISSING_SIZE)
+        yield pa.table([part, sizes, _as_array(times), etags, changed], schema=FILES)
 
 
 def _as_array(times: list[int]) -> np.ndarray:

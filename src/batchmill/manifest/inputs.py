@@ -5,8 +5,7 @@ manifest may have millions of rows.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -55,17 +54,13 @@ def check_inputs(
     values = source.frame[column]
     both = collected(_resolved(values, source, root, faults, confined=confined), _RESOLVED)
     _find_duplicates(both["place"], values, source, faults)
-    look_up = partial(stat_files, root=root, faults=faults, seen=source.seen)
     if folders:
         table = stat_folders(both["name"].combine_chunks(), root, faults)
     elif source.files is not None:
         known = [source.files[name] for name in ("size", "mtime_ns", "etag")]
         table = pa.table([both["name"], *known, pa.nulls(len(values), pa.int64())], schema=FILES)
-    elif is_url(root) or pc.any(pc.match_substring(both["name"], "://")).as_py():
-        # In one call, because the folders of many URLs are listed, each once.
-        table = look_up(both["name"].combine_chunks())
     else:
-        table = collected(_looked_up(both["name"], look_up, faults), FILES)
+        table = stat_files(both["name"], root, faults, source.seen)
     if not faults:
         faults = refused_names(table["input"], root)
     all_faults += [f"{source.places[index]}: {text}" for index, text in sorted(faults.items())]
@@ -94,17 +89,6 @@ def _resolved(
         )
         faults.update((start + row, text) for row, text in own.items())
         yield pa.table([names, places], schema=_RESOLVED)
-
-
-def _looked_up(
-    names: pa.ChunkedArray, look_up: Callable[..., pa.Table], faults: dict[int, str]
-) -> Iterator[pa.Table]:
-    """Yield the sizes and times of local files, some at a time."""
-    for start in range(0, len(names), SLICE_ROWS):
-        own: dict[int, str] = {}
-        yield look_up(names.slice(start, SLICE_ROWS).combine_chunks(), faults=own)
-        for row, text in own.items():
-            faults.setdefault(start + row, text)
 
 
 def resolve_names(

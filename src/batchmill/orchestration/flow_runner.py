@@ -16,8 +16,8 @@ from batchmill.layout import STAGING
 from batchmill.orchestration.cancellation import Cancellation
 from batchmill.orchestration.flow_observer import FlowObserver
 from batchmill.orchestration.metrics import COLUMNS
-from batchmill.orchestration.runners.shard_runner import LocalRunner, ShardRunner
 from batchmill.orchestration.runners.scheduler import ShardScheduler
+from batchmill.orchestration.runners.shard_runner import LocalRunner, ShardRunner
 from batchmill.orchestration.server.api import record_ends, wait_until_recorded
 from batchmill.planning.batching import Cores
 from batchmill.planning.run_spec import read_spec

@@ -5,7 +5,6 @@ So a group keeps its partition if other inputs are added, removed or reordered. 
 are assigned one after the other within each stratum, and earlier assignments are kept.
 """
 
-import heapq
 import math
 import re
 from collections import Counter, defaultdict
@@ -266,14 +265,11 @@ def _deal(
                 lacking[fixed[key]] -= 1
             else:
                 new.append((_place(key, partitioning.seed), key))
-        # If two deficits are equal, the first partition is chosen. A partition with the share 0 is
-        # never chosen: while groups remain, another partition has a larger deficit.
-        most = [
-            (round(-number, _DIGITS), order, name)
-            for order, (name, number) in enumerate(lacking.items())
-        ]
-        heapq.heapify(most)
+        lacking = {name: round(number, _DIGITS) for name, number in lacking.items()}
         for _, key in sorted(new):
-            lack, order, dealt[key] = most[0]
-            heapq.heapreplace(most, (round(lack + 1, _DIGITS), order, dealt[key]))
+            # If two deficits are equal, the first partition is chosen. A partition with the share 0
+            # is never chosen: while groups remain, another partition has a larger deficit.
+            most = max(lacking, key=lacking.__getitem__)
+            lacking[most] = round(lacking[most] - 1, _DIGITS)
+            dealt[key] = most
     return dealt

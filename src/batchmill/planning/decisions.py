@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -62,14 +62,6 @@ class Criteria:
     adopted_steps: Collection[str] = ()
 
 
-class _Comparison(NamedTuple):
-    """One mask per kind of difference between an input and its record."""
-
-    is_new: pa.Array
-    is_touched: pa.Array
-    is_changed: pa.Array
-
-
 def decide(manifest: Manifest, done: pa.Table, criteria: Criteria) -> pa.Table:
     """Return the decisions about some inputs, with the columns of DECISIONS.
 
@@ -78,10 +70,22 @@ def decide(manifest: Manifest, done: pa.Table, criteria: Criteria) -> pa.Table:
         done: The record of each of its inputs, null without one.
         criteria: The rules of the decision.
     """
-    names = manifest.inputs["input"].to_pylist()
+    inputs = manifest.inputs
+    names = inputs["input"].to_pylist()
     is_adopted = _is_adopted(done, criteria.adopted_steps)
     recorded_step = pc.if_else(is_adopted, criteria.step_identity, done["step"])
-    compared = _compare(manifest, done, recorded_step, criteria)
+    is_other_size = has_other_size(done, inputs)
+    is_other_time = has_other_time(done, inputs)
+    has_same_content = pc.and_(
+        pc.equal(done["content"], _content_hashes(names, criteria.changes)),
+        pc.invert(is_other_size),
+    ).fill_null(False)
+    may_differ = pc.or_(is_other_time, pc.equal(inputs["mtime_ns"], UNKNOWN_TIME))
+    is_other_file = pc.or_(is_other_size, pc.and_(may_differ, pc.invert(has_same_content)))
+    is_changed = pc.or_(_differ(recorded_step, criteria.step_identity), is_other_file)
+    if criteria.takes_rows:
+        rows = [encode_manifest_columns(row) for row in manifest.manifest_rows()]
+        is_changed = pc.or_(is_changed, _differ(done["carried"], pa.array(rows, pa.string())))
     # The last run after which each input was released. Null without a release.
     until = pa.array([criteria.released.get(name) for name in names], pa.int32())
     is_released = pc.less_equal(done["run"], until).fill_null(False)
@@ -89,8 +93,8 @@ def decide(manifest: Manifest, done: pa.Table, criteria: Criteria) -> pa.Table:
     masks = (
         _is_unreadable(manifest, done),
         # In the order of REASONS.
-        compared.is_new,
-        compared.is_changed,
+        pc.is_null(done["input"]),
+        is_changed,
         _among(names, criteria.changes.damaged),
         is_released,
         _among(names, criteria.below_limits),
@@ -99,7 +103,8 @@ def decide(manifest: Manifest, done: pa.Table, criteria: Criteria) -> pa.Table:
     is_quarantined = pc.and_(_differ(done["outcome"], "ok"), pc.invert(is_released))
     others = pc.if_else(is_quarantined, "quarantined", pc.if_else(is_adopted, ADOPTED, "unchanged"))
     reason = pc.case_when(pc.make_struct(*masks), UNREADABLE, *REASONS, others)
-    columns = [reason, compared.is_touched, *(done[name] for name in DECISIONS.names[2:])]
+    is_touched = pc.and_(is_other_time, has_same_content)
+    columns = [reason, is_touched, *(done[name] for name in DECISIONS.names[2:])]
     return pa.table(columns, schema=DECISIONS)
 
 
@@ -114,39 +119,6 @@ def _is_unreadable(manifest: Manifest, done: pa.Table) -> pa.ChunkedArray:
     absent = names.filter(pc.and_(is_ok, is_absent)).to_pylist()
     found = [name for name in absent if not is_web(join(manifest.root, name))]
     return pc.is_in(names, value_set=pa.array(found, pa.string()))
-
-
-def _compare(
-    manifest: Manifest,
-    done: pa.Table,
-    recorded_step: pa.ChunkedArray,
-    criteria: Criteria,
-) -> _Comparison:
-    """Compare each input with its record, the same row of `done` and `recorded_step`."""
-    inputs = manifest.inputs
-    has_other_step = _differ(recorded_step, criteria.step_identity)
-    is_other_size = has_other_size(done, inputs)
-    is_other_time = has_other_time(done, inputs)
-    has_unknown_time = pc.equal(inputs["mtime_ns"], UNKNOWN_TIME)
-    has_same_content = pc.and_(
-        pc.equal(done["content"], _content_hashes(inputs["input"].to_pylist(), criteria.changes)),
-        pc.invert(is_other_size),
-    ).fill_null(False)
-    is_other_file = pc.or_(
-        is_other_size,
-        pc.and_(pc.or_(is_other_time, has_unknown_time), pc.invert(has_same_content)),
-    )
-    is_changed = pc.or_(has_other_step, is_other_file)
-    if criteria.takes_rows:
-        rows = pa.array(
-            [encode_manifest_columns(row) for row in manifest.manifest_rows()], pa.string()
-        )
-        is_changed = pc.or_(is_changed, _differ(done["carried"], rows))
-    return _Comparison(
-        is_new=pc.is_null(done["input"]),
-        is_touched=pc.and_(is_other_time, has_same_content),
-        is_changed=is_changed,
-    )
 
 
 def _content_hashes(names: Sequence[str], changes: FileChanges) -> pa.Array:

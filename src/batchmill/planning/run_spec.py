@@ -157,18 +157,13 @@ def _planned_rows(pending: pa.Table, manifest: Manifest) -> pa.Table:
     if pending["companions"].null_count < len(pending):
         table = table.append_column("companions", pending["companions"])
     if manifest.companions:
-        chosen = [found.take(positions) for found in manifest.companions.values()]
-        arrays = [found.to_struct_array().combine_chunks() for found in chosen]
-        table = table.append_column(
-            _COMPANIONS, pa.StructArray.from_arrays(arrays, list(manifest.companions))
-        )
+        found = manifest.companions.items()
+        files = {name: seen.take(positions).to_struct_array() for name, seen in found}
+        table = table.append_column(_COMPANIONS, pa.table(files).to_struct_array())
     table = table.append_column("input_id", pa.array([input_id(name) for name in names]))
     if manifest.manifest_columns.num_columns:
         carried = manifest.manifest_columns.take(positions)
-        arrays = [pa.concat_arrays(column.chunks) for column in carried.columns]
-        table = table.append_column(
-            _CARRIED, pa.StructArray.from_arrays(arrays, carried.column_names)
-        )
+        table = table.append_column(_CARRIED, carried.to_struct_array())
     return table.replace_schema_metadata()
 
 

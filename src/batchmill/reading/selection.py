@@ -143,8 +143,13 @@ def make_samples(table: pa.Table, selection: Selection, added: TableMetadata) ->
     return Samples(samples, found.are_inputs)
 
 
-def chosen_rows(rows: pa.Table, selection: Selection) -> pa.Array | None:
-    """Return a mask of the selected rows; None if all rows are selected. Raises OptionError."""
+def chosen_rows(rows: pa.Table, selection: Selection, *, option: str = "where") -> pa.Array | None:
+    """Return a mask of the selected rows; None if all rows are selected.
+
+    Raises:
+        OptionError: There is no such partition or column. `option` is the name of the condition in
+            the message.
+    """
     masks = []
     if selection.partitions is not None:
         masks.append(partition_mask(rows, selection.partitions, selection.dataset))
@@ -153,7 +158,7 @@ def chosen_rows(rows: pa.Table, selection: Selection) -> pa.Array | None:
         masks.append(pc.is_valid(_labels(rows)))
     if selection.where.strip():
         where, dataset = selection.where, selection.dataset
-        masks.append(rows_that_meet(rows, where, option="where", dataset=dataset))
+        masks.append(rows_that_meet(rows, where, option=option, dataset=dataset))
     return reduce(pc.and_, masks) if masks else None
 
 

@@ -10,14 +10,13 @@ from typing import Any
 from batchmill.errors import BatchmillError, OptionError
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.verify import verify
-from batchmill.outcome import Outcome, WrittenFile
 from batchmill.sizes import counted
 from batchmill.step.fingerprint import differences
 from batchmill.step.value.shipping import pickle_digest
 from batchmill.storage import LocalStore
 from batchmill.storage.scratch import scratch_folder
-from batchmill.testing.fresh import Fresh, run_fresh
-from batchmill.testing.trial import Result, Trial, result_of
+from batchmill.testing.fresh import Fresh, Result, run_fresh
+from batchmill.testing.trial import Trial
 
 Results = Mapping[str, Result]
 
@@ -129,7 +128,7 @@ class _Check:
         # Only the first difference is reported, because the others have the same cause.
         differing = (
             self._other_workers()
-            or self._differing(_results(fresh), "in a fresh process, in another folder,")
+            or self._differing(fresh.results, "in a fresh process, in another folder,")
             or ("" if touched else self._second_run())
         )
         if differing:
@@ -220,15 +219,6 @@ def _fresh_faults(fresh: Fresh, trial: Trial) -> Iterator[str]:
             f"its identity differs in each process: {line}. Each run would execute all inputs "
             "again. Make params and `version` plain values that never change."
         )
-
-
-def _results(fresh: Fresh) -> Results:
-    made = {}
-    for values in fresh.outcomes:
-        outputs = tuple(WrittenFile(*file) for file in values["outputs"])
-        outcome = Outcome(**{**values, "outputs": outputs})
-        made[outcome.input] = result_of(outcome)
-    return made
 
 
 def _difference(first: Result, other: Result) -> tuple[str, str]:

@@ -19,17 +19,31 @@ _TIMEOUT_SECONDS = 600
 _HASH_SEEDS = ("1", "2")
 
 
+class Result(NamedTuple):
+    """The result of one sample.
+
+    Attributes:
+        rows: Its rows.
+        files: The hashes of its files, by name.
+        fault: The reason why it is not ok. Empty if it is ok.
+    """
+
+    rows: list[dict[str, Any]]
+    files: Mapping[str, str]
+    fault: str = ""
+
+
 class Fresh(NamedTuple):
     """The result of a fresh process.
 
     Attributes:
-        outcomes: The outcomes as plain values.
+        results: The results by input.
         description: The step's description.
         left: The files that the step left behind.
         fault: The reason why the step could not be run. Empty if it ran.
     """
 
-    outcomes: list[dict[str, Any]]
+    results: Mapping[str, Result]
     description: Mapping[str, Any]
     left: list[str]
     fault: str = ""
@@ -70,7 +84,7 @@ def run_fresh(folder: Path, task: Mapping[str, Any], pickled: bytes = b"") -> Fr
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Fresh([], {}, [], f"the process did not end within {_TIMEOUT_SECONDS} s")
+        return Fresh({}, {}, [], f"the process did not end within {_TIMEOUT_SECONDS} s")
     left = [
         f"{'its working directory' if name == 'work' else 'the temporary folder'}: {path.name}"
         for name in ("work", "temporary")
@@ -79,9 +93,10 @@ def run_fresh(folder: Path, task: Mapping[str, Any], pickled: bytes = b"") -> Fr
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         said = lines[-1] if lines else "it wrote no error message"
-        return Fresh([], {}, left, f"the process ended with code {done.returncode}: {said}")
+        return Fresh({}, {}, left, f"the process ended with code {done.returncode}: {said}")
     answer = json.loads(answer_file.read_text(encoding="utf-8"))
-    return Fresh(answer["outcomes"], answer["description"], left, answer["fault"])
+    results = {name: Result(*found) for name, found in answer["results"].items()}
+    return Fresh(results, answer["description"], left, answer["fault"])
 
 
 def _main(task_file: str, answer_file: str) -> None:
@@ -121,20 +136,30 @@ def _answer(task: Mapping[str, Any]) -> dict[str, Any]:
         ]
         made = make_dataset(step, inputs) if step.kind == "dataset" else step.target
     except BatchmillError as error:
-        return {"outcomes": [], "description": {}, "fault": str(error)}
+        return {"results": {}, "description": {}, "fault": str(error)}
     with open_staging(LocalStore(task["dataset"]), "fresh") as bench:
         look_up = _runner(step, made, inputs, bench) if step.is_batched else partial(getitem, made)
         outcomes = [
             execute(step, item, bench, partial(look_up, index)) for index, item in enumerate(inputs)
         ]
-    made_by = step.description
-    return {"outcomes": [o._asdict() for o in outcomes], "description": made_by, "fault": ""}
+    results = {outcome.input: result_of(outcome) for outcome in outcomes}
+    return {"results": results, "description": step.description, "fault": ""}
 
 
 def _runner(step: Any, made: Any, inputs: Any, bench: Any) -> Callable[[int], Any]:
     from batchmill.execution.batch_runner import BatchRunner
 
     return BatchRunner(step=step, torch_dataset=made, inputs=inputs, staging=bench).execute_one
+
+
+def result_of(outcome: Any) -> Result:
+    """Return the result of an input, with the file names that the step used."""
+    from batchmill.execution.single_input import relative_to_own_folder
+
+    outcome = relative_to_own_folder(outcome)
+    fault = "" if outcome.kind == "ok" else f"{outcome.kind}: {outcome.reason}"
+    files = {file.path: file.content for file in outcome.outputs}
+    return Result(json.loads(outcome.rows), files, fault)
 
 
 if __name__ == "__main__":

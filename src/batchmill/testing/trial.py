@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from batchmill.execution.single_input import relative_to_own_folder
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions, InputOptions, JobSettings
 from batchmill.outcome import Outcome
@@ -18,23 +17,10 @@ from batchmill.planning.prepare import Prepared, prepare
 from batchmill.runs.execute import execute
 from batchmill.runs.runner import InThisProcess
 from batchmill.storage.fingerprints import Fingerprint, fingerprint
+from batchmill.testing.fresh import Result, result_of
 
 # A step that hangs fails its test after this time.
 _TIMEOUT_SECONDS = 300.0
-
-
-class Result(NamedTuple):
-    """The result of one sample.
-
-    Attributes:
-        rows: Its rows.
-        files: The hashes of its files, by name.
-        fault: The reason why it is not ok. Empty if it is ok.
-    """
-
-    rows: list[dict[str, Any]]
-    files: Mapping[str, str]
-    fault: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +107,3 @@ class Trial:
         seen = {str(path.relative_to(self.inputs)): fingerprint(str(path)) for path in found}
         # A link to an input, or other rights, are no change for the next step.
         return {name: file._replace(ctime_ns=None) for name, file in seen.items()}
-
-
-def result_of(outcome: Outcome) -> Result:
-    """Return the result of an input, with the file names that the step used."""
-    outcome = relative_to_own_folder(outcome)
-    fault = "" if outcome.kind == "ok" else f"{outcome.kind}: {outcome.reason}"
-    files = {file.path: file.content for file in outcome.outputs}
-    return Result(json.loads(outcome.rows), files, fault)

@@ -12,8 +12,8 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Crashed
 
 from batchmill.orchestration.runners.loss_policy import LossPolicy
-from batchmill.orchestration.runners.shard_runner import ShardRunner
 from batchmill.orchestration.runners.shard_queue import ShardQueue, SubmittedShard
+from batchmill.orchestration.runners.shard_runner import ShardRunner
 from batchmill.shards.shard import Shard
 
 _TICK_SECONDS = 1.0
