@@ -38,11 +38,13 @@ class ShardLog:
         self._logger: Any = get_run_logger()
         self._failures = 0
 
-    def failure(self, name: str, kind: str, reason: str) -> None:
-        """Log an input that is not ok, with the reason. Only the first 100 are logged."""
+    def outcome(self, outcome: Outcome) -> None:
+        """Log an input if it is not ok, with the reason. Only the first 100 are logged."""
+        if outcome.kind == "ok":
+            return
         self._failures += 1
         if self._failures <= SHOWN_FAILURES:
-            self._logger.error("%s: %s: %s", name, kind, reason)
+            self._logger.error("%s: %s: %s", outcome.input, outcome.kind, outcome.reason)
 
     def step_lines(self, found: StepLines) -> None:
         """Log the lines that a step printed or logged, each after the name of its input."""
@@ -80,9 +82,7 @@ class RunningShards:
                     raise ShardProcessDiedError("the shard was killed before it started")
                 self._by_task[own] = process
             try:
-                return process.run(
-                    shard, access, lambda failure: log.failure(*failure), log.step_lines
-                )
+                return process.run(shard, access, log.outcome, log.step_lines)
             finally:
                 with self._lock:
                     del self._by_task[own]
@@ -134,10 +134,6 @@ def run_ray_shard(
     log = ShardLog()
     context = ray.get_runtime_context()
 
-    def report(outcome: Outcome) -> None:
-        if outcome.kind != "ok":
-            log.failure(outcome.input, outcome.kind, outcome.reason)
-
     try:
         with access_to(access):
             fault = first_fault(probe) if probe else ""
@@ -146,7 +142,7 @@ def run_ray_shard(
                 reason = f"{context.get_node_id()} on {where}: {fault}"
                 return Crashed(name=_UNFIT, message=reason)
             place = context.get_node_id()
-            result = run_shard(shard, report, place=place, on_lines=log.step_lines)
+            result = run_shard(shard, log.outcome, place=place, on_lines=log.step_lines)
         return log.end(result)
     finally:
         # Ray ends its workers immediately after the last shard, and unsent logs would be lost.

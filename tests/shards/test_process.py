@@ -94,32 +94,54 @@ def open_shards(words, tmp_path, monkeypatch):
         yield open_shards
 
 
-def test_an_answer_that_a_killed_process_did_not_finish_is_a_lost_process(
-    tmp_path, monkeypatch, open_shards
-):
+@pytest.fixture
+def answering(tmp_path, monkeypatch):
+    """Return a function that starts a shard process which only executes some lines.
+
+    The lines have its `connection`, which has received a shard, and an `answer` to write to.
+    """
+
+    def answering(lines):
+        (tmp_path / "child.py").write_text(
+            "import io, os, signal, socket, sys\n"
+            "from batchmill.shards import process\n"
+            "answer = io.BytesIO()\n"
+            "connection = socket.socket(fileno=int(sys.argv[4]))\n"
+            "connection.recv(2**20)\n" + lines
+        )
+        child = tmp_path / "child"
+        # A shell, because the path of Python may contain a space.
+        child.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/child.py" "$@"\n')
+        child.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(child))
+        process = ShardProcess()
+        held.callback(process.end)
+        return process
+
+    with ExitStack() as held:
+        yield answering
+
+
+def test_an_answer_that_a_killed_process_did_not_finish_is_a_lost_process(answering, open_shards):
     """Not an error of the shard, whose inputs then would not be executed again."""
-    (shard, *_) = open_shards("step")
-    (tmp_path / "child.py").write_text(
-        "import io, os, signal, socket, sys\n"
-        "from batchmill.shards import process\n"
-        "answer = io.BytesIO()\n"
+    process = answering(
         "process._send(answer, 'x' * 100_000)\n"
-        "connection = socket.socket(fileno=int(sys.argv[4]))\n"
-        "connection.recv(2**20)\n"
         "connection.sendall(answer.getvalue()[:-100])\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    child = tmp_path / "child"
-    # A shell, because the path of Python may contain a space.
-    child.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/child.py" "$@"\n')
-    child.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(child))
-    process = ShardProcess()
-    try:
-        with pytest.raises(ShardProcessDiedError, match="SIGKILL"):
-            process.run(shard, [], print)
-    finally:
-        process.end()
+    with pytest.raises(ShardProcessDiedError, match="SIGKILL"):
+        process.run(open_shards("step")[0], [], print)
+
+
+def test_a_connection_error_of_a_shard_is_not_the_end_of_its_process(answering, open_shards):
+    """The parent would wait for the end of a process that is alive."""
+    process = answering(
+        "process._send(answer, ConnectionResetError('the store'))\n"
+        "connection.sendall(answer.getvalue())\n"
+        "connection.recv(1)\n"
+    )
+    with pytest.raises(ConnectionResetError, match="the store"):
+        process.run(open_shards("step")[0], [], print)
 
 
 def test_one_process_runs_one_shard_after_another(open_shards, started):

@@ -82,27 +82,27 @@ def failure_of(
     if isinstance(error, UnreadPartError):
         ours, error = True, error.fault
     if ours and isinstance(error, MissingError):
-        missing = not_ok(item, staging, "missing", "FileNotFoundError", str(error), seconds)
+        missing = outcome_of(item, staging, "missing", "FileNotFoundError", str(error), seconds)
         return missing._replace(attempts=0)
     if isinstance(error, ReportedError):
         # The process runs the step's code, so the report that the disk is full is checked.
         is_full = error.kind == "cancelled" and _full_folders(staging)
         kind: Kind = "cancelled" if is_full else "failed"
-        reported = not_ok(item, staging, kind, error.error, error.message, seconds)
+        reported = outcome_of(item, staging, kind, error.error, error.message, seconds)
         return reported._replace(traceback=error.traceback)
     if _disk_is_full(item, staging, error):
-        return not_ok(item, staging, "cancelled", "StoreError", _no_room(staging), seconds)
+        return outcome_of(item, staging, "cancelled", "StoreError", _no_room(staging), seconds)
     if ours and isinstance(error, StoreError):
         is_general = error.passing or error.general or isinstance(error.__cause__, PermissionError)
         kind = "cancelled" if is_general else "failed"
-        return not_ok(item, staging, kind, "StoreError", str(error), seconds)
+        return outcome_of(item, staging, kind, "StoreError", str(error), seconds)
     if isinstance(error, OverdueError):
-        overdue = not_ok(item, staging, "timeout", "Timeout", str(error), seconds)
+        overdue = outcome_of(item, staging, "timeout", "Timeout", str(error), seconds)
         stack = _traceback_of(error.__cause__) if error.__cause__ else ""
         return overdue._replace(traceback=stack)
     # `_CLASS_NAME` reads the real name: a class may override `__class__` and `__name__`.
     name = printable(_CLASS_NAME(type(error)))
-    outcome = not_ok(item, staging, "failed", name, _text_of(error), seconds)
+    outcome = outcome_of(item, staging, "failed", name, _text_of(error), seconds)
     if isinstance(error, RetryAfter):
         return outcome._replace(retry_after=error.seconds)
     if isinstance(error, OutputError):
@@ -153,10 +153,10 @@ def _is_no_room(error: BaseException | None) -> bool:
     return False
 
 
-def not_ok(
+def outcome_of(
     item: Input, staging: StagingArea, kind: Kind, error: str, message: str, seconds: float
 ) -> Outcome:
-    """Return an outcome of this `kind`, after one attempt."""
+    """Return an outcome of this `kind`, after one attempt. With `ok`, the texts are empty."""
     return Outcome(
         input=item.name,
         input_id=item.input_id,
@@ -172,7 +172,7 @@ def not_ok(
 
 def lost(item: Input, staging: StagingArea, end: "WorkerExit") -> Outcome:
     """Return the outcome of an input whose process died, and remove the input's files."""
-    outcome = not_ok(item, staging, end.kind, end.error, end.message, end.seconds)
+    outcome = outcome_of(item, staging, end.kind, end.error, end.message, end.seconds)
     if _disk_is_full(item, staging):
         message = _no_room(staging)
         outcome = outcome._replace(kind="cancelled", error="StoreError", message=message)

@@ -168,7 +168,8 @@ def _written(folder: Path, prefix: str = "") -> Iterator[str]:
     with os.scandir(folder) as entries:
         for entry in entries:
             name = f"{prefix}{entry.name}"
-            if not _is_utf8(name):
+            # A byte that is not UTF-8 is a surrogate in the name.
+            if name.encode(errors="ignore").decode() != name:
                 raise OutputError(
                     f"the step wrote {name!r}, whose name is not UTF-8. Rename the file."
                 )
@@ -186,14 +187,6 @@ def _written(folder: Path, prefix: str = "") -> Iterator[str]:
                 raise OutputError(
                     f"the step wrote {name!r}, which is not a regular file. Write a regular file."
                 )
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _compare(named: set[str], written: set[str]) -> None:

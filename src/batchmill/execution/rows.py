@@ -162,8 +162,9 @@ def _plain(value: Any, where: str, level: int = 1) -> Any:
             f"the value of {where!r} has more than {MAX_LEVELS} levels of lists and dicts. Write "
             "it to a file in `out`, and name the file in a row."
         )
-    if isinstance(value, int | str):
-        return _plain_subclass(value)
+    if isinstance(value, int | str):  # A subclass: an IntEnum, a StrEnum, a numpy string.
+        plain: Any = int if isinstance(value, int) else str
+        return plain(getattr(value, "value", value))
     if isinstance(value, float):
         return float(value)
     if type(value).__name__ in ("NAType", "NaTType"):  # pandas' missing values
@@ -230,11 +231,3 @@ def _seconds(value: Any, where: str) -> float | None:
         return float(value / type(value)(1, "s"))
     except TypeError as error:  # Months and years have no fixed length.
         raise _unknown_type(value, where) from error
-
-
-def _plain_subclass(value: Any) -> Any:
-    """Convert a subclass of int or str (IntEnum, StrEnum, a numpy string) to the plain type."""
-    for plain in (bool, int, str):
-        if isinstance(value, plain):
-            return plain(value.value) if hasattr(value, "value") else plain(value)
-    return value

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from batchmill.execution.call_step import ABSENT, await_step, call_step, end_if_forked, read_answer
-from batchmill.execution.failures import OverdueError, ReportedError, failure_of
+from batchmill.execution.failures import OverdueError, ReportedError, failure_of, outcome_of
 from batchmill.execution.outputs import place_outputs
 from batchmill.execution.read_input import discard, fetch_and_read, remove_flat
 from batchmill.execution.rows import Row, encode_rows, rows_of
@@ -284,18 +284,8 @@ def _place(
     outputs, uploads = place_outputs(staged, rows, staging, item.input_id)
     encoded = encode_rows(rows)
     loaded = loaded._replace(seconds=loaded.seconds + time.perf_counter() - started)
-    outcome = Outcome(
-        input=item.name,
-        input_id=item.input_id,
-        kind="ok",
-        attempts=1,
-        seconds=loaded.seconds,
-        finished_at=time.time(),
-        host=staging.host,
-        rows=encoded,
-        outputs=outputs,
-        **loaded.seen._asdict(),
-    )
+    outcome = outcome_of(item, staging, "ok", "", "", loaded.seconds)
+    outcome = outcome._replace(rows=encoded, outputs=outputs, **loaded.seen._asdict())
     if not uploads:
         return outcome
 

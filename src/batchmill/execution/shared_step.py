@@ -4,7 +4,8 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from contextvars import copy_context
 from dataclasses import replace
 
 from batchmill.step.load import Step
@@ -21,13 +22,10 @@ async def opened_step(step: Step) -> AsyncIterator[Step]:
     target, params = step.target, step.params
     if inspect.isclass(target):
         target, params = target(**params), {}
-    if not hasattr(type(target), "__aenter__"):
-        yield replace(step, target=target, params=params)
-        return
-    async with target as entered:
+    has_enter = hasattr(type(target), "__aenter__")
+    async with target if has_enter else nullcontext(target) as entered:
         # Usually, this is the object itself.
-        target = entered if callable(entered) else target
-        yield replace(step, target=target, params=params)
+        yield replace(step, target=entered if callable(entered) else target, params=params)
 
 
 class SharedStep:
@@ -42,33 +40,27 @@ class SharedStep:
 
     def __init__(self, step: Step) -> None:
         self._step = step
-        self._wanted, self._closing = asyncio.Event(), asyncio.Event()
-        self._ready = asyncio.get_running_loop().create_future()
-        # Some clients must be entered and left in the same task.
-        self._owner = asyncio.create_task(self._own())
+        self._closing = asyncio.Event()
+        # The text that a step prints while it is opened belongs to the worker, not to an input.
+        self._context = copy_context()
+        self._ready: asyncio.Future[Step] | None = None
+        self._owner: asyncio.Task[None] | None = None
 
     async def get(self) -> Step:
         """Return the opened step. Raises any error of the user's class."""
-        self._wanted.set()
-        step: Step = await asyncio.shield(self._ready)
-        return step
+        if self._ready is None:
+            self._ready = asyncio.get_running_loop().create_future()
+            # Some clients must be entered and left in the same task.
+            self._owner = asyncio.create_task(self._own(self._ready), context=self._context)
+        return await asyncio.shield(self._ready)
 
     async def close(self) -> None:
         """Leave the step."""
         self._closing.set()
-        self._wanted.set()
-        await self._owner
+        if self._owner:
+            await self._owner
 
-    async def _own(self) -> None:
-        while not self._closing.is_set():
-            await self._wanted.wait()
-            self._wanted.clear()
-            await self._open()
-
-    async def _open(self) -> None:
-        if self._closing.is_set():
-            return
-        ready = self._ready
+    async def _own(self, ready: asyncio.Future[Step]) -> None:
         try:
             async with opened_step(self._step) as step:
                 ready.set_result(step)
@@ -76,6 +68,6 @@ class SharedStep:
         except BaseException as error:
             if ready.done():
                 logger.warning("The step raised an error when it was left.", exc_info=True)
-                return
-            self._ready = asyncio.get_running_loop().create_future()
-            ready.set_exception(error)
+            else:
+                self._ready = None
+                ready.set_exception(error)

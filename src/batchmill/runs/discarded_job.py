@@ -4,9 +4,9 @@ The new results are in a dataset that is discarded.
 """
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,6 @@ from batchmill.planning.decisions import Criteria
 from batchmill.planning.plan import PLANNED_COLUMNS, make_plan
 from batchmill.planning.prepare import Prepared
 from batchmill.runs.run import Run, open_run
-from batchmill.runs.runner import Runner, ShardsEnd
 from batchmill.security.credentials import granted
 from batchmill.shards.process import ShardProcessDiedError
 from batchmill.shards.process_pool import shard_processes
@@ -98,9 +97,9 @@ def compare_again(
     """
     with scratch_folder() as folder:
         job = discarded_job(prepared, rows, folder)
-        with open_run(job) as run, _ChildProcess(is_cancelled) as runner:
-            layout, shards = run.divide(runner.cores)
-            runner.run(run, shards, layout.num_workers)  # The tables are not written.
+        with open_run(job) as run:
+            _, shards = run.divide(Cores(total=own_cores(), node=own_cores()))
+            _run_in_child(run, shards, is_cancelled)  # The tables are not written.
         after = {one["input"]: one for one in job.ledger.records(RESULT_COLUMNS).to_pylist()}
     names = prepared.manifest.inputs["input"].take(rows)
     before = records.filter(pc.is_in(records["input"], value_set=names)).to_pylist()
@@ -173,46 +172,28 @@ def _short(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} ..."
 
 
-class _ChildProcess(Runner):
-    """Executes shards one after another in a child process, without Prefect and Ray.
+def _run_in_child(run: Run, shards: Sequence[Shard], is_cancelled: Callable[[], bool]) -> None:
+    """Execute shards one after another in a child process, without Prefect and Ray.
+
+    If the process dies, the remaining inputs have no outcome.
 
     Args:
+        run: The run.
+        shards: Its shards.
         is_cancelled: Returns True if the shards must end early.
     """
-
-    def __init__(self, is_cancelled: Callable[[], bool]) -> None:
-        self._is_cancelled = is_cancelled
-
-    @property
-    def cores(self) -> Cores:
-        """The cores that this process may use."""
-        return Cores(total=own_cores(), node=own_cores())
-
-    def run(self, run: Run, shards: Sequence[Shard], num_workers: int) -> ShardsEnd:  # noqa: ARG002
-        """Execute the shards. If the process dies, the remaining inputs have no outcome."""
-        try:
-            with self._stopping(run), shard_processes() as processes, processes.one() as process:
-                for shard in shards:
-                    process.run(shard, granted(), lambda _: None)
-        except ShardProcessDiedError as error:
-            return ShardsEnd(lost=True, reasons=[str(error)])
-        return ShardsEnd()
-
-    @contextmanager
-    def _stopping(self, run: Run) -> Iterator[None]:
-        """Request that the shards end early if the run is cancelled during the block."""
-        is_over = threading.Event()
-
-        def watch() -> None:
-            while not self._is_cancelled():
-                if is_over.wait(_POLL_SECONDS):
-                    return
-            run.ledger.control.request_stop(run.number)
-
-        watcher = threading.Thread(target=watch, name="cancelled-sample", daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            watcher.join()
+    access = granted()
+    with (
+        suppress(ShardProcessDiedError),
+        ThreadPoolExecutor(1) as thread,
+        shard_processes() as processes,
+        # Left first: after an error here, the process is killed, so the thread ends.
+        processes.one() as process,
+    ):
+        for shard in shards:
+            ended = thread.submit(process.run, shard, access, lambda _: None)
+            while not ended.done():
+                if is_cancelled():
+                    run.ledger.control.request_stop(run.number)
+                wait([ended], _POLL_SECONDS)
+            ended.result()

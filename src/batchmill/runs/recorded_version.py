@@ -190,8 +190,8 @@ def _load_step(ledger: Ledger, spec: RunSpec, *, trusted: bool) -> Step:
             f"--execute: the step {spec.step} is in the dataset, not in a module, and would run "
             "with your rights. If you trust the authors of the dataset, add --trust-step."
         )
-    digest = pickle_digest(pickled) if pickled else ""
-    step = replace(load_planned_step(ledger, spec, digest).step, pickled=pickled)
+    step = load_planned_step(ledger, spec, pickle_digest(pickled)).step
+    step = replace(step, pickled=pickled)
     if step.kind == "items":
         raise OptionError(
             f"--execute: the step {spec.step} has one item per row of its manifest, so it cannot "

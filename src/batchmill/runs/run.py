@@ -78,9 +78,9 @@ class Run:
         recorded.result()
         if not self.pending:
             return layout, []
-        pickled = self.prepared.step.pickled
-        if pickled:
-            self.ledger.store.write(pickled_step_name(self.ledger, self.number), pickled)
+        if step.pickled:
+            self.ledger.store.write(pickled_step_name(self.ledger, self.number), step.pickled)
+        digest = pickle_digest(step.pickled)
         return layout, [
             Shard(
                 dataset=self.prepared.job.output,
@@ -89,7 +89,7 @@ class Run:
                 total=layout.shards,
                 start=start,
                 stop=stop,
-                pickle_digest=self._pickle_digest,
+                pickle_digest=digest,
                 log_steps=self.prepared.job.options.execution.log_level,
             )
             for number, (start, stop) in enumerate(pairwise(layout.bounds), 1)
@@ -101,13 +101,8 @@ class Run:
             dataset=self.prepared.job.output,
             run=self.number,
             token=self.lease.token,
-            pickle_digest=self._pickle_digest,
+            pickle_digest=pickle_digest(self.prepared.step.pickled),
         )
-
-    @property
-    def _pickle_digest(self) -> str:
-        pickled = self.prepared.step.pickled
-        return pickle_digest(pickled) if pickled else ""
 
     def finalize(self) -> None:
         """Record partitions, touched and adopted inputs, and compact the ledger.

@@ -18,7 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from batchmill.outcome import Outcome
 from batchmill.security.credentials import Access, access_to
@@ -38,14 +38,6 @@ _SIZE = struct.Struct("<Q")
 
 class ShardProcessDiedError(Exception):
     """A process died while it ran a shard. The first line of the message has the reason."""
-
-
-class FailureNotice(NamedTuple):
-    """An input of a running shard that is not ok, and the reason."""
-
-    input: str
-    kind: str
-    reason: str
 
 
 class ShardProcess:
@@ -92,7 +84,7 @@ class ShardProcess:
         self,
         shard: Shard,
         access: Sequence[Access],
-        on_failure: Callable[[FailureNotice], None],
+        on_failure: Callable[[Outcome], None],
         on_lines: Callable[[StepLines], None] = lambda _: None,
     ) -> ShardResult:
         """Run a shard in the process.
@@ -100,7 +92,7 @@ class ShardProcess:
         Args:
             shard: The shard.
             access: The credentials of the stores.
-            on_failure: Called with each input that is not ok.
+            on_failure: Called with each outcome that is not ok, without its traceback and log.
             on_lines: Called with the lines of the step's log, if the shard has `log_steps`.
 
         Returns:
@@ -110,21 +102,22 @@ class ShardProcess:
             ShardProcessDiedError: The process died.
             Exception: Any error that `run_shard` raised.
         """
-        try:
+        with suppress(OSError):  # A dead process has no answer.
             _send(self._channel, (shard, list(access), sys.path, self.gpu))
-            while True:
+        while True:
+            try:
                 answer = _receive(self._channel)
-                if isinstance(answer, FailureNotice):
-                    on_failure(answer)
-                elif isinstance(answer, StepLines):
-                    on_lines(answer)
-                elif isinstance(answer, BaseException):
-                    raise answer
-                else:
-                    return ShardResult(*answer)
-        except (EOFError, BrokenPipeError, ConnectionError) as error:
-            self._process.wait()
-            raise ShardProcessDiedError(self._describe_end()) from error
+            except (EOFError, OSError) as error:
+                self._process.wait()
+                raise ShardProcessDiedError(self._describe_end()) from error
+            if isinstance(answer, Outcome):
+                on_failure(answer)
+            elif isinstance(answer, StepLines):
+                on_lines(answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                return ShardResult(*answer)
 
     @property
     def is_current(self) -> bool:
@@ -223,7 +216,7 @@ def _answer(shard: Shard, access: Sequence[Access], channel: Any) -> Any:
 
     def report(outcome: Outcome) -> None:
         if outcome.kind != "ok":
-            _send(channel, FailureNotice(outcome.input, outcome.kind, outcome.reason))
+            _send(channel, outcome._replace(traceback="", log=""))
 
     try:
         with access_to(access):

@@ -195,16 +195,11 @@ def fitted(image: Image.Image, width: int, height: int, fit: Fit, background: st
 
 def _fill(background: str, mode: str) -> Any:
     """Return a colour as a pixel of a mode. It is 0 in the mode F."""
-    red, green, blue = ImageColor.getrgb(background)[:3]
-    grey: Any = Image.new("RGB", (1, 1), (red, green, blue)).convert("L").getpixel((0, 0))
-    return {
-        "L": grey,
-        "LA": (grey, 255),
-        "RGB": (red, green, blue),
-        "RGBA": (red, green, blue, 255),
-        "I;16": grey * 257,
-        "F": 0.0,
-    }[mode]
+    if mode == "F":
+        return 0.0
+    if mode == "I;16":
+        return _fill(background, "L") * 257
+    return ImageColor.getcolor(background, mode)
 
 
 def _in_mode(image: Image.Image, mode: str, background: str) -> Image.Image:

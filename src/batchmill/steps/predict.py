@@ -354,14 +354,9 @@ class PredictArrays(Predict):
         return lambda: self._write(finish(), outs)
 
     def _write(self, output: Any, outs: Sequence[Path]) -> Any:
-        rows: list[dict[str, Any]] = [{} for _ in outs]
-        if self._classes:
-            named = self._classify(output)
-            rows = [
-                {"predicted": name, "probability": float(value)}
-                for name, value in zip(named["predicted"], named["probability"], strict=True)
-            ]
+        scores = self._classify(output) if self._classes else {}
         parts = _split_batch(output, len(outs))
+        rows = results_of(scores, len(outs))
         for number, (out, part) in enumerate(zip(outs, parts, strict=True)):
             if isinstance(part, torch.Tensor):
                 # NumPy has no numbers of the type bfloat16.

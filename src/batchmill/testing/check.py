@@ -167,7 +167,7 @@ class _Check:
             "params": job.params,
             "search": job.search,
             "inputs": inputs,
-            "pickle_digest": pickle_digest(step.pickled) if step.pickled else "",
+            "pickle_digest": pickle_digest(step.pickled),
             "description": step.description,
         }
         return run_fresh(trial.folder / "process", task, step.pickled)

@@ -146,8 +146,8 @@ def _pickled(step: Step) -> bytes:
 
 
 def pickle_digest(pickled: bytes) -> str:
-    """Return the digest of a pickle, which no other bytes have."""
-    return hashlib.sha256(pickled).hexdigest()
+    """Return the digest of a pickle, which no other bytes have. Empty without a pickle."""
+    return hashlib.sha256(pickled).hexdigest() if pickled else ""
 
 
 def unpickle_step(
