@@ -16,9 +16,9 @@ from batchmill.planning.batching import Cores
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.publishing.report import write_report
-from batchmill.publishing.report.charts import at_work, figures
 from batchmill.publishing.report.facts import gather
 from batchmill.publishing.report.page import message_text
+from batchmill.publishing.report.run_charts import at_work, figures
 from batchmill.publishing.report.svg import Axis, Chart, Series, as_data_url
 from batchmill.runs.run import open_run
 

@@ -51,7 +51,7 @@ WATCHED = {
 }
 # These functions run at intervals: their calls do not depend on the number of inputs.
 _BY_TIME = (
-    "workers.memory.",
+    "workers.memory_usage.",
     "workers.processes.",
     "workers.worker_channel.bound_log",
 )

@@ -25,7 +25,7 @@ from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import Outcome
 from batchmill.workers import IsolatedExecutor, Limits, Stop, input_queue
 from batchmill.workers.control import SharedFlag, StopIndex
-from batchmill.workers.memory import Headroom, resident_bytes
+from batchmill.workers.memory_usage import Headroom, resident_bytes
 from batchmill.workers.private_api import LoaderIterator
 from batchmill.workers.processes import descendants
 from batchmill.workers.worker import this_worker

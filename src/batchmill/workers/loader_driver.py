@@ -28,7 +28,7 @@ from batchmill.workers.control import (
 )
 from batchmill.workers.input_queue import InputQueue, LoaderPass, make_batches
 from batchmill.workers.loaded_batches import Sample, gather_batch
-from batchmill.workers.memory import kernel_oom_kills
+from batchmill.workers.memory_usage import kernel_oom_kills
 from batchmill.workers.pipeline import TransferPipeline
 from batchmill.workers.private_api import (
     LoaderIterator,

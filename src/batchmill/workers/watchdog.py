@@ -12,7 +12,7 @@ from typing import Literal
 
 from batchmill.outcome import Outcome
 from batchmill.workers.control import SharedFlag, Stop
-from batchmill.workers.memory import headroom
+from batchmill.workers.memory_usage import headroom
 from batchmill.workers.processes import ChildProcess, end_after
 from batchmill.workers.worker import DUMP_SIGNAL
 from batchmill.workers.worker_channel import Occupied, WorkerChannel

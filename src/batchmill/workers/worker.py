@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from batchmill.storage.obstore_s3 import use_obstore
 from batchmill.workers.control import SharedFlag
-from batchmill.workers.memory import keep_freed_memory, offer_to_oom_killer
+from batchmill.workers.memory_usage import keep_freed_memory, offer_to_oom_killer
 from batchmill.workers.private_api import raw_environment, use_socket_folder
 from batchmill.workers.process_state import BrokenWorkerError, ProcessState, WorkerStreams
 from batchmill.workers.processes import adopt_orphans, end_with_parent, kill_descendants

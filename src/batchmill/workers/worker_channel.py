@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Any
 
 from batchmill.outcome import Outcome, WrittenFile
-from batchmill.workers.memory import resident_bytes, used_bytes
+from batchmill.workers.memory_usage import resident_bytes, used_bytes
 from batchmill.workers.ring_buffer import RingBuffer
 
 LOG_TAIL_BYTES = 16 * 1024

@@ -14,10 +14,10 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import described, one_line, visible
 from batchmill.planning.run_spec import read_spec
 from batchmill.publishing.failure_groups import read_failures
-from batchmill.publishing.report.charts import NOT_OK, OK, figures
 from batchmill.publishing.report.columns import Columns, describe_columns
 from batchmill.publishing.report.facts import SHOWN_FAILURES, Facts, gather
 from batchmill.publishing.report.gallery import Gallery, Limits, gather_gallery
+from batchmill.publishing.report.run_charts import NOT_OK, OK, figures
 from batchmill.publishing.summary import Summary
 from batchmill.sizes import counted, duration, readable_size
 from batchmill.storage import is_url
