@@ -3,7 +3,7 @@
     python -m benchmarks.sections [--only start-up services]
 
 Writes the tables to build/bench/sections.json, which `benchmarks.page` puts into the page with the
-comparison of tools. On two cores, all together take about 20 minutes. A benchmark that cannot run
+comparison of tools. On two cores, all together take about 15 minutes. A benchmark that cannot run
 here, such as one for a GPU, has the reason instead of a table.
 """
 
@@ -99,7 +99,7 @@ ALL = (
         "An [async step](../how-to/async-steps.md) requests an answer for each of 5,000 small "
         "files from a server of the same machine, which answers after 0.2 s. The time begins with "
         "the first request and ends with the last answer. The bare loop is one process without "
-        "records, retries or files.",
+        "records, retries or files. The first run of batchmill also creates Prefect's database.",
         "services",
     ),
     Section(
