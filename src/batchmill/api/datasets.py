@@ -167,9 +167,9 @@ def versions(dataset: str | os.PathLike[str]) -> pd.DataFrame:
         dataset: The dataset's folder or URL.
 
     Returns:
-        One row per version: version, created, rows, failures, step, params, own_bytes (the size of
-        the files that no other version has), names, table (the hash of its table), and proof (the
-        result of its last proof).
+        One row per version: version, created, rows, failures, step, params, own_bytes, names, table
+        and proof. `own_bytes` is the size of the files that no other version has, `table` the hash
+        of its table, and `proof` the result of its last proof.
 
     Raises:
         OptionError: There is no such dataset.
