@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     )
     from batchmill.execution.rows import File
     from batchmill.exporting.run_export import ExportResult
-    from batchmill.jobs.run_job import PlanResult
+    from batchmill.jobs.plan_job import PlanResult
     from batchmill.maintenance.versions import VersionDiff
     from batchmill.manifest import Manifest, load_manifest
     from batchmill.reading import Padded, SampleDataset, open_dataset, pad_collate
@@ -109,7 +109,7 @@ _HOMES = {
     "batchmill.errors": tuple(name for name in __all__ if name.endswith(("Error", "RetryAfter"))),
     "batchmill.execution.rows": ("File",),
     "batchmill.exporting.run_export": ("ExportResult",),
-    "batchmill.jobs.run_job": ("PlanResult",),
+    "batchmill.jobs.plan_job": ("PlanResult",),
     "batchmill.maintenance.versions": ("VersionDiff",),
     "batchmill.manifest": ("Manifest", "load_manifest"),
     "batchmill.reading": ("Padded", "SampleDataset", "open_dataset", "pad_collate"),

@@ -12,7 +12,9 @@ from batchmill.api.live_line import LiveLine
 from batchmill.errors import BatchmillError
 from batchmill.inference.model_step import predict_params
 from batchmill.jobs.failed_inputs import failure_table
-from batchmill.jobs.run_job import JobRequest, PlanResult, plan_run, run_job
+from batchmill.jobs.plan_job import PlanResult, plan_job
+from batchmill.jobs.request import JobRequest
+from batchmill.jobs.run_job import run_job
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import last_run, open_ledger
 from batchmill.ledger.parts import listed_records
@@ -260,7 +262,7 @@ def plan(
         options=JobSettings.from_flat(options),
         store=store,
     )
-    return plan_run(request, cores)
+    return plan_job(request, cores)
 
 
 @python_call

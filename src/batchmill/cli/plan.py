@@ -17,7 +17,8 @@ from batchmill.cli.options import (
     check_given,
 )
 from batchmill.errors import OptionError
-from batchmill.jobs.run_job import JobRequest, PlanResult, plan_run
+from batchmill.jobs.plan_job import PlanResult, plan_job
+from batchmill.jobs.request import JobRequest
 from batchmill.partitions.partitioning import count_strata, uneven_partitions
 from batchmill.planning.batching import parallelism
 from batchmill.planning.decisions import ADOPTED, REASONS, UNREADABLE
@@ -73,7 +74,7 @@ def plan(
         params=parse_params(param, params),
         options=options,
     )
-    planned = plan_run(request, cores)
+    planned = plan_job(request, cores)
     if json:
         print_json(_as_json(planned))
     else:

@@ -74,7 +74,7 @@ def run(
     with _starting_run(output, verbose=verbose):
         # Imported here because the import takes half a second.
         from batchmill.cli.run_console import run_and_show
-        from batchmill.jobs.run_job import JobRequest
+        from batchmill.jobs.request import JobRequest
 
         request = job or JobRequest(
             manifest=manifest,
@@ -119,7 +119,7 @@ def infer(
     with _starting_run(output, verbose=verbose):
         # Imported here because the import takes half a second.
         from batchmill.cli.run_console import run_and_show
-        from batchmill.jobs.run_job import JobRequest
+        from batchmill.jobs.request import JobRequest
 
         request = JobRequest(
             manifest=manifest,

@@ -24,7 +24,8 @@ from batchmill.cli.console import console, print_json
 from batchmill.cli.plan import MEANINGS, partition_lines, partitions_as_json
 from batchmill.cli.status import executed_text
 from batchmill.errors import RunError
-from batchmill.jobs.run_job import EndedRun, JobDisplay, JobRequest, run_job
+from batchmill.jobs.request import JobRequest
+from batchmill.jobs.run_job import EndedRun, JobDisplay, run_job
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.leakage import find_duplicates
 from batchmill.options.groups import JobSettings, RunOptions
