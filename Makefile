@@ -121,9 +121,9 @@ test-lowest: ## Run the fast tests with the lowest versions that pyproject.toml 
 		--output-file $(LOWEST)/versions.txt
 	sed -i -E '/^(nvidia|triton|cuda)/d' $(LOWEST)/versions.txt  # Only a GPU build needs these.
 	$(LOWEST)/bin/python -m pip install --quiet --no-deps --requirement $(LOWEST)/versions.txt .
-	$(LOWEST)/bin/python -m pip install --quiet \
-		'pytest<9.2' pytest-xdist pytest-randomly hypothesis 'moto[server]' psutil ipykernel nbclient \
-		webdataset pandera
+	$(LOWEST)/bin/python -m pip install --quiet --constraint $(LOWEST)/versions.txt \
+		'pytest<9.2' pytest-xdist pytest-randomly pytest-timeout hypothesis 'moto[server]' psutil \
+		ipykernel nbclient webdataset pandera opentelemetry-sdk
 	$(LOWEST)/bin/python -m pytest -m 'not end_to_end and not slow and not system' \
 		--ignore tests/docs --ignore tests/benchmarks --ignore tests/system \
 		--ignore tests/support -n $(WORKERS) --dist worksteal

@@ -1,10 +1,10 @@
 """The flow `verify-dataset`: compare a dataset with its ledger, for example on a schedule."""
 
 from collections import Counter
-from typing import Any
+from typing import Annotated, Any
 
 from batchmill.flows.deployment_checks import refuse_relative
-from batchmill.flows.parameter_schema import titled
+from batchmill.flows.parameter_schema import in_schema, titled
 from prefect import flow, get_run_logger
 from prefect.artifacts import TableArtifact
 from prefect.states import Completed, Failed
@@ -24,7 +24,7 @@ def verify_dataset(
     dataset: str,
     hash_files: bool = False,
     repair: bool = False,
-    execute: int = 0,
+    execute: Annotated[int, in_schema(minimum=0)] = 0,
 ) -> Any:
     """Compare a dataset's files with its ledger. The run fails if there is a difference.
 

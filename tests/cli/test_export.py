@@ -47,6 +47,8 @@ def test_export_verify_and_export_again(tmp_path, call):
         (["d"], "give a dataset, a folder or URL for the shards, and --to"),
         (["d", "x"], "give a dataset, a folder or URL for the shards, and --to"),
         (["d", "--verify", "x"], "--verify takes the folder of an export"),
+        (["--verify", "x", "--where", "a == 1"], "--verify takes the folder of an export"),
+        (["--verify", "x", "--shuffle", "0"], "--verify takes the folder of an export"),
         (["d", "x", "--to", "tar"], "tar"),
         (["d", "x", "--to", "webdataset", "--shard-size", "big"], "--shard-size big: expected"),
         (["d", "x", "--to", "webdataset", "--partition", "cow"], "has no column 'partition'"),

@@ -175,6 +175,16 @@ def test_fail_fast_stops_the_run_and_the_next_run_resumes(shell, api, work, runn
     assert executions["bad.txt"] == 1, "a failed input is quarantined"
 
 
+def test_fail_fast_at_the_last_input_leaves_nothing_pending(shell, work):
+    make_inputs(work / "in", ["bad.txt"])
+    (work / "waiting.py").write_text(WAITING)
+    command = ["run", "in", "--step", "waiting:step", "-o", "out", "--param", f"folder={work}"]
+    ended = shell.batchmill(*command, "--retries", "0", "--fail-fast")
+    assert ended.returncode == 1
+    assert "1 failed" in ended.stdout + ended.stderr
+    assert "pending" not in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("allowed", "code", "state", "options"),
     [

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from live import flow_run_of
 
 # Prints the result, and the number of servers that batchmill has started.
 SCRIPT = """
@@ -52,6 +53,59 @@ found = {
 }
 print(json.dumps(found))
 """
+
+
+CANCELLED_LATE = """
+import batchmill
+from prefect.client.orchestration import get_client
+from prefect.runtime import flow_run
+from prefect.states import Cancelling
+from batchmill.orchestration.flow_observer import FlowObserver
+
+final_state = FlowObserver.final_state
+
+def cancel_first(self, ended):
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(flow_run.get_id(), Cancelling())
+    return final_state(self, ended)
+
+FlowObserver.final_state = cancel_first
+try:
+    batchmill.run("words", "batchmill.steps.words:split", "out", params={"num_chars": 3})
+except batchmill.CancelledError as error:
+    print(error)
+"""
+
+
+FAILING_STORE = """
+import batchmill
+from batchmill.orchestration.flow_observer import FlowObserver
+
+def fail(*arguments):
+    raise batchmill.StoreError("s3://bucket", "does not respond.")
+
+FlowObserver.write_tables = fail
+try:
+    batchmill.run("words", "batchmill.steps.words:split", "out", params={"num_chars": 3})
+except batchmill.BatchmillError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_an_error_of_a_store_during_a_run_is_no_rejected_argument(shell, words, work):
+    words.rename(work / "words")
+    (work / "words" / "manifest.csv").unlink()
+    done = shell.python(FAILING_STORE)
+    assert done.stdout == "RunError s3://bucket: does not respond.\n", done.stderr
+
+
+def test_a_run_that_is_cancelled_in_prefect_after_its_tables_are_written(shell, api, words, work):
+    words.rename(work / "words")
+    (work / "words" / "manifest.csv").unlink()
+    done = shell.python(CANCELLED_LATE)
+    assert done.stdout == "Cancelled in Prefect, when the run was about to end.\n", done.stderr
+    flow_run, _ = flow_run_of(api, work / "out")
+    assert flow_run["state"]["type"] == "CANCELLED"
 
 
 def test_a_run_reports_metrics_to_the_provider_of_the_program(shell, words, work):

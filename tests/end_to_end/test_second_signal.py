@@ -128,6 +128,7 @@ def test_one_signal_ends_a_run_that_waits_for_another(shell, api, work, scratch,
         os.killpg(run.pid, number)
         _, err = run.communicate(timeout=60)
     assert run.returncode == 130, err
+    assert "Waiting until another run over the dataset has ended" in err
     flow_run, _ = flow_run_of(api, work / "out")
     assert flow_run["state"]["type"] == "CANCELLED"
     assert flow_run["state"]["message"].endswith("while it waited for another run.")

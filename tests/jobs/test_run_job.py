@@ -1,11 +1,19 @@
 """A job from Python: errors are reported before anything is written."""
 
+from contextlib import nullcontext
+from functools import partial
+
+import httpx
 import pytest
+from crashing import in_child
+from jobs import job_of, run_job
 
 import batchmill
-from batchmill import LedgerError, OptionError
+from batchmill import LedgerError, OptionError, RunError
+from batchmill.jobs import flow_run
 from batchmill.ledger.lease import lease
 from batchmill.ledger.ledger import Ledger
+from batchmill.planning.prepare import prepare
 from batchmill.storage import LocalStore
 
 SPLIT = "batchmill.steps.words:split"
@@ -27,3 +35,18 @@ def test_the_list_of_an_active_run_is_not_replaced(words, tmp_path):
     with lease(ledger), pytest.raises(LedgerError, match="another run is using it"):
         batchmill.run([words / "a.txt"], SPLIT, tmp_path / "out")
     assert not (tmp_path / "out" / ".batchmill" / "manifest.parquet").exists()
+
+
+def test_the_run_of_another_process_is_not_the_own_one(words, tmp_path, monkeypatch):
+    """The server stops responding while the own run waits for the other one."""
+    prepared = prepare(job_of(words, SPLIT, tmp_path / "out"))
+
+    def wait_in_vain(**_):
+        assert in_child(partial(run_job, words, SPLIT, tmp_path / "out")) == 0
+        prepared.ledger.control.record_flow_run(1, "another")
+        raise httpx.ConnectError("refused")
+
+    monkeypatch.setattr(flow_run, "preprocess", wait_in_vain)
+    monkeypatch.setattr(flow_run, "shared_api", nullcontext)
+    with pytest.raises(RunError, match="stopped responding"):
+        flow_run.run_flow("", {"cluster": "none"}, prepared)

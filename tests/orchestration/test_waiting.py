@@ -5,7 +5,10 @@ from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
 from prefect.logging import disable_run_logger
+from prefect.states import Cancelling, Running
 
 from batchmill import CancelledError
 from batchmill.orchestration import waiting
@@ -29,7 +32,7 @@ class Api:
     def read_flow_runs(self, flow_run_filter):
         return self.runs
 
-    def set_flow_run_state(self, run, state, force):
+    def set_flow_run_state(self, run, state):
         self.states.append(state.name)
 
 
@@ -90,3 +93,20 @@ def test_a_cancelled_run_does_not_wait(api):
     with pytest.raises(CancelledError, match="Cancelled by SIGINT, while it waited"):
         wait.begin()
     assert api.states == []
+
+
+@flow
+def waiting_flow():
+    pass
+
+
+@pytest.mark.usefixtures("used_server")
+@pytest.mark.parametrize("change", [WaitingRun.begin, WaitingRun.end])
+def test_a_cancellation_in_prefect_is_not_undone(monkeypatch, change):
+    with get_client(sync_client=True) as client, disable_run_logger():
+        run = client.create_flow_run(waiting_flow)
+        client.set_flow_run_state(run.id, Running(name="Waiting"), force=True)
+        client.set_flow_run_state(run.id, Cancelling())
+        monkeypatch.setattr(waiting, "_current", lambda: run)
+        change(WaitingRun(lambda: ""))
+        assert client.read_flow_run(run.id).state.is_cancelling()

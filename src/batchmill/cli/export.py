@@ -50,7 +50,8 @@ def export(
         verify: Compare this export with its index. Write nothing.
     """
     if verify:
-        if dataset or out or to:
+        given = (dataset, out, to, partition, where, version)
+        if any(given) or shuffle is not None or num_workers is not None:
             raise OptionError("--verify takes the folder of an export, and no other argument.")
         return _verify(str(verify), json=json)
     if not (dataset and out and to):

@@ -9,15 +9,18 @@ import httpx
 from prefect.context import FlowRunContext
 from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import PrefectConsoleHandler
+from prefect.states import Cancelled
 
-from batchmill.errors import CancelledError, RunError
+from batchmill.errors import CancelledError, LedgerError, RunError, StoreError
 from batchmill.flows.infer import infer
 from batchmill.flows.preprocess import preprocess
 from batchmill.jobs.idle_run import JobEnd, failure_of
+from batchmill.ledger.lease import was_held_here
 from batchmill.ledger.ledger import Ledger
 from batchmill.orchestration.interrupts import interrupts
-from batchmill.orchestration.server.api import shared_api, shown_api
+from batchmill.orchestration.server.api import end_flow_run, shared_api, shown_api
 from batchmill.planning.prepare import Prepared
+from batchmill.planning.run_spec import read_spec
 from batchmill.publishing.summary import summarise
 from batchmill.shards.process_pool import shard_processes
 
@@ -54,7 +57,12 @@ def run_flow(model: str, parameters: dict[str, Any], prepared: Prepared) -> JobE
             raise CancelledError("The flow run had not begun.") from error
         except httpx.HTTPError as error:
             return _end_without_server(prepared, before, error)
-        run = _run_after(ledger, before, str(state.state_details.flow_run_id))
+        flow_run = state.state_details.flow_run_id
+        if state.is_cancelling():
+            # It was cancelled in Prefect when it was about to end. Prefect accepts no other end.
+            state = Cancelled(message="Cancelled in Prefect, when the run was about to end.")
+            end_flow_run(flow_run, state)
+        run = _run_after(ledger, before, str(flow_run))
     if state.is_cancelled():
         raise CancelledError(state.message or "cancelled")
     if state.is_completed() and run:
@@ -68,6 +76,13 @@ def run_flow(model: str, parameters: dict[str, Any], prepared: Prepared) -> JobE
         if not run:
             raise
         return JobEnd(run, error)
+    except (LedgerError, StoreError) as error:
+        if not run:
+            raise
+        # The error is not that of a check: inputs may have been executed.
+        raise RunError(str(error)) from error
+    except httpx.HTTPError as error:
+        return _end_without_server(prepared, before, error)
     if not is_ended:
         # A run that was skipped, for example, has no summary.
         raise RunError(f"the run ended as {state.name}: {state.message or 'no reason given'}")
@@ -104,10 +119,12 @@ def _end_without_server(prepared: Prepared, before: int, cause: httpx.HTTPError)
 
 
 def _run_after(ledger: Ledger, before: int, flow_run: str = "") -> int:
-    """Return the last run after `before` of a flow run, by default of any; 0 without one."""
+    """Return the last run after `before` of a flow run, by default of this process; else 0."""
     for run in reversed(ledger.runs()):
         identifier = ledger.control.read_flow_run(run) if run > before else None
-        if identifier and flow_run in ("", identifier):
+        is_found = identifier and flow_run in ("", identifier)
+        # While this process waited, another one may have made a run.
+        if is_found and (flow_run or was_held_here(read_spec(ledger, run).token)):
             return run
     return 0
 

@@ -16,7 +16,7 @@ from batchmill.inference.gpus import check_device
 from batchmill.jobs.idle_run import JobEnd, NotIdleError, is_idle, run_idle
 from batchmill.jobs.output_check import check_writable
 from batchmill.jobs.request import JobRequest, check_and_plan
-from batchmill.ledger.lease import check_free
+from batchmill.ledger.lease import check_free, holder
 from batchmill.manifest.records import save_manifest
 from batchmill.orchestration.server.embedded_server import has_server, starting_server
 from batchmill.planning.forecast import Forecast
@@ -96,6 +96,8 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
         display.show_plan(prepared)
         if not options.run.wait:
             check_free(prepared.ledger)
+        elif who := holder(prepared.ledger):
+            display.say(f"Waiting until another run over the dataset has ended: {who}.")
         _check_cluster(cast("RayCluster | None", request.cluster))
         if request.cluster is None and len(prepared.plan.pending):
             check_device(prepared.step)  # The machines of a cluster may have other GPUs.

@@ -271,6 +271,11 @@ def is_held(ledger: Ledger, token: str) -> bool:
     return latest is not None and latest.token == token and not latest.ended
 
 
+def was_held_here(token: str) -> bool:
+    """Return whether this process had the lease with this token, which has ended."""
+    return token in _given_up
+
+
 def check_free(ledger: Ledger) -> None:
     """Check that no process holds a dataset.
 

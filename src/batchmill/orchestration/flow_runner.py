@@ -96,7 +96,10 @@ class FlowRunner(Runner):
             self._at_end.callback(self._record_shards, scheduler)
         reasons = scheduler.queue.ended_early
         if has_to_stop() and not self.cancellation.reason:
-            reasons.append("The run was stopped early. Inputs without an outcome are pending.")
+            seen = watcher.poll()
+            # The input that stopped the run may be the last one.
+            if seen and seen.done < seen.total:
+                reasons.append("The run was stopped early. Inputs without an outcome are pending.")
         return ShardsEnd(
             lost=scheduler.losses > 0,
             reasons=reasons,

@@ -69,7 +69,8 @@ class WaitingRun(Wait):
                     "Another run of this deployment with the same parameters already waits for the "
                     "dataset. It will process the same inputs."
                 )
-            client.set_flow_run_state(run.id, Running(name=_WAITING), force=True)
+            # Without `force`, because it would undo a cancellation in Prefect.
+            client.set_flow_run_state(run.id, Running(name=_WAITING))
         if is_first:
             get_run_logger().info("Waiting until another run over the dataset has ended.")
 
@@ -83,7 +84,7 @@ class WaitingRun(Wait):
             httpx.HTTPError: The API does not respond.
         """
         with get_client(sync_client=True) as client:
-            client.set_flow_run_state(_current().id, Running(), force=True)
+            client.set_flow_run_state(_current().id, Running())
 
 
 def waiting_runs(client: SyncPrefectClient, deployment: UUID) -> list[FlowRun]:

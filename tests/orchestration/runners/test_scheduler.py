@@ -3,6 +3,7 @@
 import pytest
 from prefect.states import Completed, Crashed, Failed
 
+from batchmill.errors import RunError, StoreError
 from batchmill.ledger.ledger import Ledger
 from batchmill.orchestration.runners import scheduler as scheduling
 from batchmill.orchestration.runners.scheduler import ShardScheduler
@@ -116,16 +117,25 @@ def test_shards_that_do_not_end_after_a_cancellation_are_killed(make_runner, mon
     assert types_of(scheduler) == ["CANCELLED"]
 
 
-def test_an_error_ends_the_running_shards_as_crashed(make_runner):
+@pytest.mark.parametrize(
+    ("error", "message", "killed"),
+    [
+        (KeyboardInterrupt(), "KeyboardInterrupt", 1),
+        (StoreError("s3://b", "no answer"), "s3://b: no answer", 1),
+        (RunError("the runner is lost"), "the runner is lost", 0),
+    ],
+)
+def test_an_error_ends_the_running_shards_as_crashed(make_runner, error, message, killed):
     runner = make_runner()
 
     def wait(futures, seconds):
-        raise KeyboardInterrupt
+        raise error
 
     runner.wait = wait
     scheduler = scheduler_of(runner)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(type(error)):
         scheduler.run(shards_of(1))
     assert [(end.state.type.value, end.state.message) for end in scheduler.queue.ends] == [
-        ("CRASHED", "KeyboardInterrupt")
+        ("CRASHED", message)
     ]
+    assert len(runner.killed) == killed

@@ -1,6 +1,7 @@
 """A command prepares the temporary server before it needs it, if no server is running."""
 
 import json
+import socket
 import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -66,3 +67,20 @@ def test_a_running_server_is_used(started, tmp_path):
     with preparing_server():
         pass
     assert len(started) == 1
+
+
+def test_another_program_may_use_the_port_of_a_server_that_was_killed(tmp_path, started):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer():
+            connection, _ = other.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"SSH-2.0-other\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        record(tmp_path, other.getsockname()[1])
+        assert not has_server()
+        thread.join()
+    assert started == []

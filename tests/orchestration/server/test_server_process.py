@@ -6,8 +6,9 @@ import sys
 
 import pytest
 from contention import at_once
-from live import clean_environment
+from live import clean_environment, make_home
 
+from batchmill.orchestration.server.embedded_server import embedded_server, preparing_server
 from batchmill.orchestration.server.server_process import (
     NOT_NEEDED,
     PASSWORD,
@@ -76,3 +77,21 @@ def test_the_credentials_are_random_private_and_the_same_for_all_processes(tmp_p
     assert stat.S_IMODE((folder / PASSWORD).stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert [path.name for path in folder.iterdir()] == [PASSWORD]
+
+
+@pytest.mark.slow
+def test_a_prepared_server_is_used_by_the_first_request_for_a_server(tmp_path, monkeypatch):
+    home = make_home(tmp_path / "home")
+    for name, value in clean_environment(home).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    commands, popen = [], subprocess.Popen
+
+    def start(command, **options):
+        commands.append(command)
+        return popen(command, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with preparing_server(), embedded_server(home):
+        pass
+    assert len(commands) == 1

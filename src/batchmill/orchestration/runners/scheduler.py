@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Crashed
 
+from batchmill.errors import RunError
 from batchmill.orchestration.runners.loss_policy import LossPolicy
 from batchmill.orchestration.runners.shard_queue import ShardQueue, SubmittedShard
 from batchmill.orchestration.runners.shard_runner import ShardRunner
@@ -63,7 +64,7 @@ class ShardScheduler:
         return self._loss_policy.losses
 
     def run(self, shards: Sequence[Shard]) -> None:
-        """Run shards until each has ended, or the run has stopped.
+        """Run shards until each has ended, or the run has stopped. An error kills them.
 
         Args:
             shards: The shards in the order in which they are submitted.
@@ -79,6 +80,9 @@ class ShardScheduler:
             reason = str(error).partition("\n")[0] or type(error).__name__
             for submitted in self.queue.running.values():
                 self.queue.record_end(submitted, Crashed(message=reason))
+                # Ray may outlive this run. A runner that is lost would not respond.
+                if not isinstance(error, RunError):
+                    self.runner.kill(submitted.future)
             raise
 
     def kill(self, seconds: float) -> None:

@@ -121,7 +121,6 @@ class LocalRunner(ShardRunner):
         self._access = access
         self._gpus = gpus
         self._held = ExitStack()
-        self._submitted: list[ShardFuture] = []
         self._slots = 1
 
     def __enter__(self) -> "LocalRunner":
@@ -129,9 +128,6 @@ class LocalRunner(ShardRunner):
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        for future in self._submitted:
-            # After an error, shard processes may still be running.
-            self.kill(future)
         self._held.close()
 
     @property
@@ -156,9 +152,7 @@ class LocalRunner(ShardRunner):
         """Run the shard's task in the next free thread."""
         running: Any = opaque(self._running)  # Keeps Prefect from searching it for futures.
         parameters = {"shard": shard, "access": self._access, "running": running}
-        future = self._tasks.submit(run_local_shard, parameters)
-        self._submitted.append(future)
-        return future
+        return self._tasks.submit(run_local_shard, parameters)
 
     def wait(self, futures: Sequence[ShardFuture], seconds: float) -> Collection[ShardFuture]:
         """Wait until the thread of one of the task runs has ended."""

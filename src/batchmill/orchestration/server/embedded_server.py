@@ -142,9 +142,9 @@ def embedded_server(home: Path, port: int = ANY_PORT) -> Iterator[TemporaryServe
     with (folder / USERS_LOCK).open("a+") as users:
         # If a server is about to end, this call waits until it has ended.
         fcntl.flock(users, fcntl.LOCK_SH)
+        url = _find(folder) or _start(folder, port)
         for process in _begun:
             process.let_go()  # From now on, the lock keeps the server running.
-        url = _find(folder) or _start(folder, port)
         if _is_keeping and folder not in _kept:
             _kept[folder] = (folder / USERS_LOCK).open("a+")
             fcntl.flock(_kept[folder], fcntl.LOCK_SH)
@@ -265,12 +265,14 @@ def _is_locked(folder: Path) -> bool:
 
 
 def _is_healthy(url: str) -> bool:
-    import urllib.request  # It imports much, and a command without a server does not need it.
+    # They import much, and a command without a server does not need them.
+    import http.client
+    import urllib.request
 
     try:
         # The server is on this machine, so the request must not use a configured proxy.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"{url}/health", timeout=5) as answer:
             return bool(answer.status == 200)
-    except OSError:
-        return False
+    except (OSError, http.client.HTTPException):
+        return False  # After a crash of the server, another program may use its port.
