@@ -47,6 +47,14 @@ class WrittenFile(NamedTuple):
     pack: str | None = None
 
 
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception. Its class may be the step's, and `__str__` may raise."""
+    try:
+        return str(error)
+    except BaseException as fault:  # noqa: BLE001
+        return f"(no error text: str() raised {type(fault).__name__})"
+
+
 class Fault(NamedTuple):
     """An exception's type, text and traceback, as text: not every exception can be pickled."""
 

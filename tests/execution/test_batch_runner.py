@@ -224,6 +224,24 @@ def test_only_the_sample_that_cannot_be_pickled_fails(words, tmp_path):
     assert outcomes["001.txt"].message.startswith("the sample cannot be pickled: ")
 
 
+@pytest.mark.parametrize(
+    ("method", "error", "name"),
+    [
+        ("collate_fn", "exit", "SystemExit"),
+        ("collate_fn", "stop", "KeyboardInterrupt"),
+        ("collate_fn", "text", "UnprintableError"),
+        ("process_batch", "exit", "SystemExit"),
+        ("process_batch", "text", "UnprintableError"),
+    ],
+)
+def test_an_unusual_error_costs_only_its_sample(words, tmp_path, method, error, name):
+    folder = words("a", "bad one", "ccc", "dddd", "eeeee")
+    step = {"method": method, "error": error, "batch_size": 4}
+    summary, _, outcomes = run(folder, "Raises", tmp_path, **step)
+    assert summary.outcomes == {"ok": 4, "failed": 1}
+    assert outcomes["001.txt"].error == name
+
+
 def test_a_model_that_always_raises_stops_the_run_early(words, tmp_path):
     folder = words(*["x" * (n % 9 + 1) for n in range(400)])
     log = tmp_path / "log"

@@ -1,11 +1,13 @@
 """Processes that run shards: their results, their errors, and their end."""
 
+import io
 import json
+import logging
 import os
 import signal
 import sys
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, redirect_stderr, suppress
 
 import psutil
 import pytest
@@ -142,6 +144,12 @@ def test_a_connection_error_of_a_shard_is_not_the_end_of_its_process(answering, 
     )
     with pytest.raises(ConnectionResetError, match="the store"):
         process.run(open_shards("step")[0], [], print)
+
+
+def test_a_process_that_shows_its_log_needs_no_descriptor_of_stderr(caplog):
+    caplog.set_level(logging.DEBUG, "batchmill.shards.process")
+    with redirect_stderr(io.StringIO()):
+        ShardProcess().end()
 
 
 def test_one_process_runs_one_shard_after_another(open_shards, started):

@@ -63,6 +63,14 @@ def shard_of(words, tmp_path, monkeypatch):
         yield plan
 
 
+def test_each_input_of_a_batch_step_has_the_traceback_of_init(shard_of):
+    """The inputs share one exception, which must not grow."""
+    shard, seen = shard_of("Batched", "raise ValueError('damaged')"), []
+    run_shard(shard, seen.append)
+    assert {outcome.kind for outcome in seen} == {"failed"}
+    assert len({outcome.traceback for outcome in seen}) == 1
+
+
 def kinds_of(shard):
     seen = {}
     run_shard(shard, lambda outcome: seen.update({outcome.input: outcome.kind}))

@@ -175,6 +175,22 @@ def test_other_rows_are_refused(row, text, message):
         DeclaredRows(row).check(text)
 
 
+def test_an_array_without_a_type_is_no_vector():
+    def boxes(source) -> TypedDict("Boxes", {"box": np.ndarray[Any, Any]}):
+        raise NotImplementedError
+
+    found = declared_rows(boxes, "function")
+    assert found is not None
+    assert "box" not in found.columns
+
+
+def test_a_type_that_only_type_checkers_know_is_not_checked():
+    def named(source) -> TypedDict("Named", {"box": "Missing"}):  # noqa: F821
+        raise NotImplementedError
+
+    assert declared_rows(named, "function") is None
+
+
 def test_a_declaration_can_be_sent_to_another_process():
     declared = DeclaredRows(Row)
     declared.check("[]")

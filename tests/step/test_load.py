@@ -90,6 +90,7 @@ def test_the_search_folder_comes_last(tmp_path):
         ("two_inputs", {}, "'target' is missing. Add --param target=... (a step's output"),
         ("positional", {}, "parameter 'k' is positional-only"),
         ("letters", {"n": 1}, "is a list, which takes no parameters"),
+        ("counting", {"words": ["a.csv"]}, "'words' is a list; ContentCounts() needs one path"),
         ("Splitter", {"length": 1}, "unknown parameter 'length'. It takes: size"),
     ],
 )

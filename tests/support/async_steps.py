@@ -145,6 +145,8 @@ async def _act(source, text, log):
     if text == "move":
         os.chdir("/")
         os.environ["MOVED"] = "yes"
+    if text == "bytes":
+        sys.stdout.write(b"x")
     if text == "busy" and len(Path(log, source.name).read_text().split("\n")) < 4:
         raise batchmill.RetryAfter(0.1, "too many requests")
     print("and more by", source.name, file=sys.stderr)

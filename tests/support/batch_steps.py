@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from poison import UnprintableError
 
 
 class Lengths:
@@ -134,6 +135,28 @@ class Dies(Lengths):
     def process_batch(self, batch):
         if batch[:, 1].any():
             os.kill(os.getpid(), 11)
+        return batch[:, 0].int()
+
+
+class Raises(Lengths):
+    """Raise an error that is no Exception, or that has no text, in a method."""
+
+    def __init__(self, inputs, method: str, error: str):
+        super().__init__(inputs)
+        self.method = method
+        self.error = {"exit": SystemExit, "stop": KeyboardInterrupt, "text": UnprintableError}[
+            error
+        ]
+
+    def collate_fn(self, samples):
+        batch = torch.stack(samples)
+        if self.method == "collate_fn" and batch[:, 1].any():
+            raise self.error
+        return batch
+
+    def process_batch(self, batch):
+        if self.method == "process_batch" and batch[:, 1].any():
+            raise self.error
         return batch[:, 0].int()
 
 

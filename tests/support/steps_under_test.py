@@ -4,7 +4,9 @@ import dataclasses
 import enum
 import os
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+from batchmill.step.tracked_file import ContentCounts
 
 
 class Clip(NamedTuple):
@@ -50,6 +52,10 @@ def labelled(source: Path, row: dict):
 
 def annotated(source, *, seconds: float, mode: Literal["fast", "slow"] = "fast", name: str = "x"):
     return {"seconds": seconds, "mode": mode, "name": name}
+
+
+def counting(source, *, words: Annotated[list[str], ContentCounts()]):
+    return {"words": len(words)}
 
 
 def anything(source, **options):

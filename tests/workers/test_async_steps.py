@@ -124,14 +124,17 @@ def test_the_concurrency_is_reached_and_not_exceeded(run, tmp_path):
 
 
 def test_one_bad_input_costs_one_input(run, log):
-    texts = fine(30) | {"bad": "raise", "cancels": "cancel"}
+    texts = fine(30) | {"bad": "raise", "cancels": "cancel", "prints": "bytes"}
     outcomes = run("faulty", texts, FailurePolicy(retries=1, timeout=60))
-    assert kinds(outcomes) == {"bad": "failed", "cancels": "failed"}
+    assert kinds(outcomes) == {"bad": "failed", "cancels": "failed", "prints": "failed"}
+    assert outcomes["prints"].error == "TypeError"
     assert outcomes["bad"].reason == "ValueError: bad"
     assert "_act" in outcomes["bad"].traceback
     assert "batchmill" not in outcomes["bad"].traceback
     assert outcomes["bad"].attempts == 2
-    assert executions(log) == Counter(dict.fromkeys(texts, 1) | {"bad": 2, "cancels": 2})
+    assert executions(log) == Counter(
+        dict.fromkeys(texts, 1) | {"bad": 2, "cancels": 2, "prints": 2}
+    )
 
 
 def test_printed_text_belongs_to_the_input_that_printed_it(run):

@@ -111,13 +111,18 @@ def test_processes_of_steps_end_if_the_process_of_their_shard_is_killed(tmp_path
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("x")
     (tmp_path / "leaving.py").write_text(
-        "import subprocess, threading\n"
+        "import os, subprocess, threading\n"
         "def step(source):\n"
         "    for command in (['sleep', '1000'], ['sh', '-c', 'sleep 1000 & wait']):\n"
         "        started = subprocess.Popen(command, start_new_session=True)\n"
-        f"        with open({str(tmp_path / 'pids')!r}, 'a') as file:\n"
-        "            file.write(f'{started.pid}\\n')\n"
+        "        note(started.pid)\n"
+        "    forked = os.fork()\n"  # It executes no program, so its environment stays.
+        "    if forked:\n"
+        "        note(forked)\n"
         "    threading.Event().wait()\n"
+        "def note(pid):\n"
+        f"    with open({str(tmp_path / 'pids')!r}, 'a') as file:\n"
+        "        file.write(f'{pid}\\n')\n"
     )
     script = "from jobs import run_job; run_job('in', 'leaving:step', 'out')"
     shard = subprocess.Popen(
@@ -125,7 +130,7 @@ def test_processes_of_steps_end_if_the_process_of_their_shard_is_killed(tmp_path
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "support")},
     )
-    pids = wait_for(lambda: started(tmp_path / "pids", 2), "the processes of the step", 60)
+    pids = wait_for(lambda: started(tmp_path / "pids", 3), "the processes of the step", 60)
     shard.kill()
     shard.wait()
     wait_for(lambda: not any(map(psutil.pid_exists, pids)), "the end of the processes", 60)

@@ -15,6 +15,8 @@ from batchmill.workers import Batch, BatchError, BrokenDeviceError
 from batchmill.workers.loaded_batches import BegunBatch, is_broken_device, is_out_of_memory
 
 _WHOLE_RESULT = "the result"
+# Not KeyboardInterrupt: batches are processed in the process that receives Ctrl-C.
+_STEP_ERRORS = (Exception, SystemExit)
 
 
 class ResultError(Exception):
@@ -65,7 +67,7 @@ class BatchRunner:
             return _finished(batch, self._finish(work, call))
         try:
             finish = self._call(begin, batch.data, work.inputs)
-        except Exception as error:
+        except _STEP_ERRORS as error:
             return _finished(batch, self._failed(work, error, started))
         work.seconds = time.perf_counter() - started
         return BegunBatch(batch.indices, partial(self._finish, work, finish), is_in_flight=True)
@@ -83,7 +85,7 @@ class BatchRunner:
         started = time.perf_counter()
         try:
             results = results_of(call(), len(work.inputs))
-        except Exception as error:
+        except _STEP_ERRORS as error:
             return self._failed(work, error, started)
         seconds = (work.seconds + time.perf_counter() - started) / len(work.inputs)
         return [
@@ -92,12 +94,12 @@ class BatchRunner:
         ]
 
     def _failed(
-        self, work: "_Work", error: Exception | Fault, started: float
+        self, work: "_Work", error: BaseException | Fault, started: float
     ) -> Sequence[Outcome | UnstoredOutcome]:
         """Return the outcomes of a batch of one that failed. Raises an error for a larger batch."""
-        if isinstance(error, Exception) and is_broken_device(error):
+        if isinstance(error, BaseException) and is_broken_device(error):
             raise BrokenDeviceError(f"the device stopped working: {error}") from error
-        out_of_memory = isinstance(error, Exception) and is_out_of_memory(error)
+        out_of_memory = isinstance(error, BaseException) and is_out_of_memory(error)
         # After a `ResultError`, a smaller batch would fail in the same way. In a batch of one, a
         # wrong result can look correct.
         if len(work.inputs) > 1 and not isinstance(error, ResultError):

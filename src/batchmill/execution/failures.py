@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from batchmill.errors import RetryAfter, StoreError
 from batchmill.execution.outputs import OutputError
 from batchmill.execution.staging import CONFINED_FOLDERS, Input, StagingArea
-from batchmill.outcome import Kind, Outcome
+from batchmill.outcome import Kind, Outcome, text_of
 from batchmill.security.redaction import without_secrets
 from batchmill.storage import NO_ROOM
 from batchmill.storage.faults import FULL
@@ -102,7 +102,7 @@ def failure_of(
         return overdue._replace(traceback=stack)
     # `_CLASS_NAME` reads the real name: a class may override `__class__` and `__name__`.
     name = printable(_CLASS_NAME(type(error)))
-    outcome = outcome_of(item, staging, "failed", name, _text_of(error), seconds)
+    outcome = outcome_of(item, staging, "failed", name, printable(text_of(error)), seconds)
     if isinstance(error, RetryAfter):
         return outcome._replace(retry_after=error.seconds)
     if isinstance(error, OutputError):
@@ -191,15 +191,6 @@ def hide_in(outcome: Outcome) -> Outcome:
         traceback=without_secrets(outcome.traceback),
         log=without_secrets(outcome.log),
     )
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except BaseException as fault:
-        # The exception's class may be the step's code, and its `__str__` may raise any error.
-        text = f"(no error text: str() raised {type(fault).__name__})"
-    return printable(text)
 
 
 def _traceback_of(error: BaseException) -> str:

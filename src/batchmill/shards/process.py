@@ -71,7 +71,8 @@ class ShardProcess:
                 ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno() if verbose else self._printed,
+                # In a notebook or a test, sys.stderr may have no file descriptor.
+                stdout=2 if verbose else self._printed,
                 stderr=None if verbose else self._printed,
                 # Ctrl-C in a terminal must reach only the parent, which then stops the shard.
                 start_new_session=True,

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import getitem
+from types import TracebackType
 from typing import Any
 
 from batchmill.errors import StepError
@@ -64,7 +65,7 @@ def create_torch_dataset(
         if step.is_batched:
             if isinstance(error, StepError):
                 raise  # For example, the model is missing. The inputs must not fail for that.
-            return partial(_raise, error), None
+            return partial(_raise, error, error.__traceback__), None
         logger.warning(
             "The torch Dataset of step %s cannot be created for %d inputs together (%s: %s). It is "
             "created for each input.",
@@ -76,5 +77,6 @@ def create_torch_dataset(
     return partial(getitem, torch_dataset), torch_dataset
 
 
-def _raise(error: BaseException, _: int) -> Any:
-    raise error
+def _raise(error: BaseException, frames: TracebackType | None, _: int) -> Any:
+    # Without `frames`, each input would add its own frames to those of the inputs before.
+    raise error.with_traceback(frames)

@@ -114,7 +114,13 @@ def declared_rows(target: Any, kind: str) -> DeclaredRows | None:
         The type. None if there is no return annotation, or another one.
     """
     row = _row_of(_returned(target, kind))
-    return DeclaredRows(row) if row is not None else None
+    if row is None:
+        return None
+    try:
+        _hints(row)
+    except NameError:
+        return None  # Only type checkers import a name of its annotations, as in `hints_of`.
+    return DeclaredRows(row)
 
 
 def _returned(target: Any, kind: str) -> Any:
@@ -165,10 +171,9 @@ def _dtype(hint: Any) -> str | None:
 
     if get_origin(hint) is not np.ndarray:
         return None
-    found = get_args(get_args(hint)[1])
     try:
-        return str(np.dtype(found[0]))
-    except TypeError:
+        return str(np.dtype(get_args(get_args(hint)[1])[0]))
+    except (TypeError, IndexError):  # For example, np.ndarray[Any, Any] names no dtype.
         return None
 
 

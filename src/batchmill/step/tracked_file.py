@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from batchmill.digests import digest
@@ -111,7 +112,7 @@ def track_files(
         The parameters with absolute paths, and the files by parameter.
 
     Raises:
-        StepError: A file or folder does not exist.
+        StepError: A file or folder does not exist, or a value is no path.
         OptionError: It may not be read here.
     """
     placed, tracked = dict(params), {}
@@ -121,6 +122,11 @@ def track_files(
         )
         value = params.get(name)
         if mark and value is not None:
+            if not isinstance(value, str | Path):
+                raise StepError(
+                    f"step {ref}: parameter {name!r} is a {type(value).__name__}; ContentCounts() "
+                    "needs one path. Give several files as one folder."
+                )
             path = os.path.abspath(os.path.join(search, value))
             placed[name] = type(value)(path)
             tracked[name] = track_file(ref, name, path, mark)

@@ -167,11 +167,11 @@ class InputQueue:
         return index in self._open and not any(index in one for one in scheduled)
 
     def _take_due(self) -> list[int]:
-        """Remove and return the retries that are due, except those that must run alone."""
+        """Remove and return the due retries in order, except those that must run alone."""
         now = time.monotonic()
         # A copy, because another thread may add a retry.
         retries = list(self._retries.items())
-        due = [index for index, retry in retries if retry.due <= now and not retry.alone]
+        due = sorted(index for index, retry in retries if retry.due <= now and not retry.alone)
         for index in due:
             del self._retries[index]
         return due

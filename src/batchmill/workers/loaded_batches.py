@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_map
 
-from batchmill.outcome import Fault, Outcome, UnstoredOutcome
+from batchmill.outcome import Fault, Outcome, UnstoredOutcome, text_of
 from batchmill.storage.scratch import FOR_SOCKETS, scratch_folder, short_base
 from batchmill.workers.worker import this_worker
 
@@ -154,7 +154,7 @@ def gather_batch(items: Sequence[int | Sample], *, collate: Callable[[list[Any]]
         this_worker.channel.resume(loaded[0].index)
     try:
         return batch._replace(pickled=_pickled(collate([sample.value for sample in loaded])))
-    except Exception as error:  # noqa: BLE001  # The user's code may raise anything; it is reported.
+    except BaseException as error:  # noqa: BLE001  # The user's code may raise anything.
         return batch._replace(fault=fault_of(error))
     finally:
         this_worker.channel.leave()
@@ -172,14 +172,14 @@ def fault_of(error: BaseException) -> Fault:
     """Convert an exception to text, without the engine's frame that caught it."""
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     text = "".join(traceback.format_exception(type(error), error, frames))
-    return Fault(type(error).__name__, str(error), text)
+    return Fault(type(error).__name__, text_of(error), text)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether the memory of the device or machine is full. A smaller batch may succeed."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    text = str(error).lower()
+    text = text_of(error).lower()
     return isinstance(error, RuntimeError) and any(words in text for words in _OUT_OF_MEMORY)
 
 
@@ -188,7 +188,7 @@ def is_broken_device(error: BaseException) -> bool:
 
     An index out of range in a kernel has this effect, for example.
     """
-    return not is_out_of_memory(error) and any(words in str(error) for words in _BROKEN_DEVICE)
+    return not is_out_of_memory(error) and any(words in text_of(error) for words in _BROKEN_DEVICE)
 
 
 def free_device_memory() -> None:

@@ -4,9 +4,9 @@
 
 waits for the death of a process, and then kills the processes that it has marked.
 
-It kills each process whose environment has this variable. It ends without killing when it reads a
-byte from its standard input. Each shard starts this file as a script, so it imports as little as
-possible.
+It kills each process whose environment has this variable, and each process that has the file VALUE
+in memory open. It ends without killing when it reads a byte from its standard input. Each shard
+starts this file as a script, so it imports as little as possible.
 """
 
 import os
@@ -30,6 +30,9 @@ def ending_orphans() -> Iterator[None]:
     import uuid
 
     mark = uuid.uuid4().hex
+    # A forked process that executes no program keeps the environment from before the block. It
+    # inherits this file instead.
+    file = os.memfd_create(mark)
     watcher = subprocess.Popen(
         [
             sys.executable,
@@ -51,6 +54,7 @@ def ending_orphans() -> Iterator[None]:
     finally:
         os.environ.pop(_VARIABLE, None)
         watcher.communicate(b".")  # Ends the watcher.
+        os.close(file)
 
 
 def _wait_for_death(pid: int) -> bool:
@@ -77,9 +81,19 @@ def _kill_marked(mark: bytes) -> None:
 def _is_marked(name: str, mark: bytes) -> bool:
     try:
         with open(f"/proc/{name}/environ", "rb") as file:
-            return mark in file.read().split(b"\0")
+            if mark in file.read().split(b"\0"):
+                return True
+        files = [f"/proc/{name}/fd/{number}" for number in os.listdir(f"/proc/{name}/fd")]
     except OSError:
         return False  # This is not a process, it has ended, or it belongs to another user.
+    return f"/memfd:{mark.decode().partition('=')[2]} (deleted)" in map(_target_of, files)
+
+
+def _target_of(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""  # The file has just been closed.
 
 
 if __name__ == "__main__" and _wait_for_death(int(sys.argv[1])):

@@ -237,21 +237,13 @@ class _Log:
     """The end of the text that one input printed and logged."""
 
     def __init__(self) -> None:
-        self._texts: deque[str] = deque()
-        self._size = 0
+        self._text = ""
 
     def add(self, text: str) -> None:
-        self._texts.append(text[-LOG_TAIL_BYTES:])
-        self._size += len(self._texts[-1])
-        while self._size - len(self._texts[0]) >= LOG_TAIL_BYTES:
-            self._size -= len(self._texts.popleft())
+        self._text = (self._text + text)[-LOG_TAIL_BYTES:]
 
     def text(self) -> str:
-        return (
-            "".join(self._texts)
-            .encode("utf-8", "replace")[-LOG_TAIL_BYTES:]
-            .decode("utf-8", "replace")
-        )
+        return self._text.encode("utf-8", "replace")[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
 
 
 _current_log: ContextVar[_Log | None] = ContextVar("batchmill_log", default=None)
