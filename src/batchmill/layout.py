@@ -32,7 +32,7 @@ UPKEEP = "upkeep-"
 PLAN, PLAN_ROWS, SUMMARY = "plan.json", "plan.arrow", "summary.json"
 BROKEN = "broken.csv"
 PICKLED_STEP = "step.pickle"
-STOP, FLOW_RUN, FORCED = "stop", "flow-run", "forced"
+STOP, CLOSED, FLOW_RUN, FORCED = "stop", "closed", "flow-run", "forced"
 PLACE, SPLIT, ALONE, CREATING = "place", "split", "alone", "creating"
 USAGE = "usage"
 # The folder of the outputs, and the folder of the packs that hold outputs.

@@ -1,12 +1,16 @@
 """Test which rows are exported, and the keys of samples."""
 
+import datetime
+
+import pyarrow as pa
 import pytest
 from exports import animals
 from jobs import run_job
 from published import publish_rows, texts
 
-from batchmill import OptionError
+from batchmill import OptionError, StoreError
 from batchmill.exporting.rows import choose_rows
+from batchmill.exporting.run_export import export_dataset
 from batchmill.reading.selection import Selection
 
 
@@ -82,3 +86,55 @@ def test_without_outputs_the_inputs_are_exported(words, tmp_path):
     assert set(chosen.samples["place"].to_pylist()) == {"a.txt", "b.txt", "c.txt", "d.txt"}
     assert all(chosen.samples["content"].to_pylist())
     assert len(set(chosen.samples["key"].to_pylist())) == len(chosen.rows)
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("day == '2024-01-02'", ["1.src"]),
+        ("day != '2024-01-02'", ["0.src", "2.src"]),
+        ("day in ['2024-01-01']", ["0.src"]),
+        ("day < '2024-01-02'", ["0.src"]),
+        ("at >= '2024-01-02'", ["1.src"]),
+        ("at == at.max()", ["1.src"]),
+        ("id == 9007199254740992", ["0.src"]),
+        ("id.duplicated()", None),
+    ],
+)
+def test_conditions_on_dates_times_and_large_numbers(tmp_path, where, expected):
+    days = [datetime.datetime(2024, 1, 1), datetime.datetime(2024, 1, 2), None]
+    columns = {
+        "at": days,
+        "day": pa.array([day and day.date() for day in days]),
+        "id": [2**53, 2**53 + 1, None],
+    }
+    dataset = publish_rows(tmp_path / "d", texts(3), **columns)
+    if expected is None:
+        with pytest.raises(OptionError, match="no sample to export"):
+            inputs(dataset, where=where)
+    else:
+        assert inputs(dataset, where=where) == expected
+
+
+@pytest.mark.parametrize("where", ["at == '2024-01-01'", "at in ['x']", "at.isin(['2024-01-01'])"])
+def test_a_time_is_not_compared_with_a_text(tmp_path, where):
+    at = [datetime.datetime(2024, 1, 1), None]
+    dataset = publish_rows(tmp_path / "d", texts(2), at=at)
+    with pytest.raises(OptionError, match=r"at has times, .* Use >= and <"):
+        inputs(dataset, where=where)
+
+
+def test_a_version_is_exported_with_its_own_inputs_or_not_at_all(words, tmp_path):
+    """Its rows describe the earlier content of the file."""
+
+    def run():
+        step = "batchmill.steps.words:split"
+        run_job(words / "manifest.csv", step, tmp_path / "d", keep_versions=3)
+
+    run()
+    (words / "a.txt").write_text("changed")
+    run()
+    to = {"to": "webdataset"}
+    export_dataset(str(tmp_path / "d"), str(tmp_path / "new"), **to)
+    with pytest.raises(StoreError, match=r"a\.txt: differs from what the run recorded"):
+        export_dataset(str(tmp_path / "d"), str(tmp_path / "old"), version=1, **to)

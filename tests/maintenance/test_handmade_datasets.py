@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchmill import LedgerError, OptionError
-from batchmill.layout import LEASES, METADATA, PACKS, PUBLISHED, STAGING, TABLES
+from batchmill.layout import LEASES, METADATA, PACKS, PUBLISHED, STAGING, TABLES, VERSIONS
 from batchmill.ledger.json_file import sealed
 from batchmill.ledger.lease import lease
 from batchmill.ledger.ledger import Ledger
@@ -192,12 +192,43 @@ def test_a_killed_run_leaves_only_recorded_files_and_what_others_may_be_writing(
     other = f"{LEASES}/{LEFT}"
     for name in ("files/e.1/x", "files/d.1/y", f"{STAGING}/1/x", other, LEFT, f".batchmill/{LEFT}"):
         dataset.store.write(name, b"")
+    dataset.store.write(f"{PACKS}/{LEFT}", b"a joined pack")
+    dataset.publish(1)
+    dataset.store.write(dataset.ledger.versions.table_name(7), b"of a run that was killed")
     remove_orphans(dataset.ledger)
+    assert dataset.store.names(VERSIONS) == ["000001.json", "000001.parquet"]
     assert dataset.store.read(f"{PACKS}/1.tar") == whole
     assert dataset.store.names(PACKS) == ["1.tar"]
     assert list(dataset.store.files("files")) == ["files/d.1/x"]
     assert list(dataset.store.leftovers()) == [other]
     assert not dataset.store.exists(STAGING)
+
+
+@pytest.mark.parametrize("are_merged", [False, True])
+def test_a_version_whose_description_is_damaged_keeps_its_files(dataset, are_merged):
+    for number in (1, 2):
+        dataset.record(number, "a", f"files/a.{number}/x")
+        dataset.publish(number)
+        dataset.ledger.versions.keep(f"name-{number}", number)
+    dataset.store.write(f"{VERSIONS}/000001.json", b"x")
+    if are_merged:
+        compact(dataset.ledger, 2, many=1)
+    sweep(dataset.ledger, 2, 0)
+    remove_orphans(dataset.ledger)
+    assert dataset.store.names("files") == ["a.1", "a.2"]
+
+
+def test_a_run_that_was_killed_between_its_tables_is_reported(dataset):
+    dataset.record(1, "a", "files/a.1/x")
+    dataset.publish(1)
+    dataset.record(2, "b", "files/b.2/x")
+    dataset.end(2)
+    dataset.store.delete(f"{dataset.ledger.run_folder(2)}/summary.json")
+    dataset.store.delete(PUBLISHED)
+    dataset.store.write(TABLES[-1], b"of run 2")
+    found = examine(dataset.ledger)
+    assert [(one.kind, one.path) for one in found] == [("missing", PUBLISHED)]
+    assert found[0].message.startswith("run 2 was killed before it had written all tables")
 
 
 def test_merged_parts_lack_only_removed_inputs_that_no_version_has(dataset):

@@ -258,3 +258,31 @@ def test_a_line_of_json_above_the_size_limit_is_rejected_with_its_number(folder)
         load_manifest(str(path))
     path.write_text(f"{line:<{MAX_LINE_BYTES}}\n")
     assert names(load_manifest(str(path))) == ["a.wav"]
+
+
+def test_values_of_columns_stay_as_they_are(folder):
+    columns = {
+        "digit": pd.Series([2, 10], dtype="category"),
+        "month": pd.period_range("2024-01", periods=2, freq="M"),
+        "meta": [{"x": 1}, {"y": 2.5}],
+        "tags": [[1, 2], [0.5]],
+        "word": pd.Series(["b", "a"], dtype="category"),
+    }
+    frame = pd.DataFrame({"input": ["a.wav", "sub/b.wav"], **columns})
+    found = load_manifest(frame, root=str(folder)).manifest_columns
+    assert found.to_pydict() == {
+        "digit": [2, 10],
+        "month": ["2024-01", "2024-02"],
+        "meta": ['{"x": 1}', '{"y": 2.5}'],
+        "tags": ["[1, 2]", "[0.5]"],
+        "word": ["b", "a"],
+    }
+
+
+def test_a_new_row_changes_no_other_row(folder):
+    lines = ['{"input": "a.wav", "meta": {"x": 1}}', '{"input": "sub/b.wav", "meta": {"y": "z"}}']
+    (folder / "m.jsonl").write_text(lines[0])
+    before = load_manifest(str(folder / "m.jsonl")).manifest_columns["meta"].to_pylist()
+    (folder / "m.jsonl").write_text("\n".join(lines))
+    after = load_manifest(str(folder / "m.jsonl")).manifest_columns["meta"].to_pylist()
+    assert (before, after[:1]) == (['{"x": 1}'], ['{"x": 1}'])

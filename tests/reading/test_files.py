@@ -5,6 +5,7 @@ import pickle
 import sys
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import soundfile
 import torch
@@ -14,6 +15,7 @@ from readers import Trap
 from torch.utils.data import DataLoader
 
 from batchmill import OptionError, StoreError, open_dataset
+from batchmill.reading.files import choose_load, one_of_each_suffix
 
 
 def written(save, *arguments, **options):
@@ -174,3 +176,9 @@ def test_a_missing_library_is_reported_when_the_dataset_is_opened(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(OptionError, match=rf"pip install 'batchmill\[{extra}\]'"):
         open_dataset(folder)
+
+
+def test_the_suffix_of_a_url_is_before_its_query():
+    names = ["https://h/a.txt?v=1", "https://h/b.txt?v=2.5", "https://h/c.wav#x"]
+    assert [*one_of_each_suffix(pa.array(names))] == ["https://h/a.txt", "https://h/c.wav"]
+    assert choose_load(None, names[:2], "d") is choose_load(None, ["a.txt"], "d")

@@ -1,6 +1,7 @@
 """Inputs of several files: columns of the manifest name the companions of each input."""
 
 import os
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -10,6 +11,8 @@ from object_store import upload
 import batchmill
 from batchmill import ManifestError, StepError
 from batchmill.execution.single_input import run_single_input
+from batchmill.exporting.run_export import export_dataset
+from batchmill.exporting.verify_export import find_differences
 from batchmill.ledger.ledger import Ledger
 from batchmill.planning.prepare import prepare
 from batchmill.step.load import load_step
@@ -234,3 +237,13 @@ def test_a_step_is_checked_with_companions(folder):
     files = [{"mask": folder / "a_mask.txt"}]
     with pytest.raises(AssertionError, match="changed its input"):
         check_step("spoiling:spoil", [folder / "a.txt"], files=files)
+
+
+def test_inputs_with_companions_are_exported(folder):
+    run(folder)
+    export = partial(export_dataset, "out", "shards", to="webdataset")
+    assert export().samples == 3
+    assert not list(find_differences("shards"))
+    (folder / "a.txt").write_text("other")
+    run(folder)
+    assert (export().written, export().written) == (1, 0)

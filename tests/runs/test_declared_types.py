@@ -1,5 +1,6 @@
 """The types of columns: declared by the step, or guessed and reported."""
 
+import json
 import logging
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from jobs import run_job
 from torch.utils.data import DataLoader
 
-from batchmill import open_dataset
+from batchmill import load_manifest, open_dataset
 from batchmill.exporting.run_export import export_dataset
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.verify import verify
@@ -140,3 +141,9 @@ def test_an_export_has_lists_for_tensors(folder):
     table = pq.read_table(*(folder / "hf" / "data").glob("*.parquet"))
     assert table["picture"].to_pylist()[1] == [[1, 1, 1], [1, 1, 1]]
     assert table["vector"].to_pylist()[1] == [1.0, 1.0, 1.0]
+
+
+def test_a_tensor_of_a_dataset_keeps_its_shape_in_the_next_dataset(folder):
+    run(folder, "declare")
+    found = load_manifest(folder / "out").manifest_columns["picture"].to_pylist()
+    assert json.loads(found[1]) == [[1, 1, 1], [1, 1, 1]]

@@ -1,10 +1,12 @@
 """`verify --execute` makes results of a dataset again, and compares them with its records."""
 
+import datetime
 import json
 import os
 import shutil
 import sys
 from dataclasses import asdict, replace
+from decimal import Decimal
 from pathlib import Path
 
 import pandas as pd
@@ -52,6 +54,10 @@ def labelled(source, row):
     text = source.read_text() + row["label"]
     yield {"text": text, "years": row["age"] * 2, "when": {text: row["age"]}}
     yield {"text": text, "label": "another"}  # Replaces the manifest's value.
+
+def typed(source, row):
+    when = row["day"].year, row["at"].hour, row["price"].as_tuple().exponent
+    return {"when": list(when), "size": repr(row["size"])}
 
 def with_mask(source, mask):
     return {"text": source.read_text() + mask.read_text()}
@@ -414,3 +420,17 @@ def test_options_that_do_not_fit(module, capsys, arguments, message):
     run_job("in", f"{module}:step", "out")
     assert verify(*arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_step_gets_the_types_of_its_row_again(module):
+    columns = {
+        "day": [datetime.date(2024, 1, n) for n in range(1, 13)],
+        "at": pd.date_range("2024-01-01", periods=12, tz="UTC"),
+        "price": [Decimal("1.50")] * 12,
+        "size": [float("nan"), *range(11)],
+    }
+    names = [f"in/{number:02}.txt" for number in range(12)]
+    pd.DataFrame({"input": names, **columns}).to_parquet("list.parquet")
+    run_job("list.parquet", f"{module}:typed", "out")
+    proof = prove_one()
+    assert (proof.made, proof.is_equal) == (12, True), proof.lines()

@@ -14,6 +14,7 @@ from batchmill.execution.single_input import run_single_input
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.published_tables import TableMetadata
 from batchmill.maintenance.verify import verify
+from batchmill.runs.proof import ProofOptions, prove
 from batchmill.step.load import load_step
 from batchmill.storage import LocalStore
 
@@ -35,6 +36,10 @@ def with_output(source, out):
         (out / "mask.json").write_text("[1]")
         row["mask"] = File("mask.json")
     return row
+
+def with_text(source, out):
+    row = with_output(source, out)
+    return {"mask": "", **row}
 
 def nested(source, out):
     (out / "a.txt").write_text("a")
@@ -114,6 +119,13 @@ def test_a_row_without_the_file_has_none(folder):
     ]
 
 
+@pytest.mark.parametrize("options", [{}, {"pack": "1MB"}])
+def test_a_row_may_have_a_text_instead_of_a_further_file(folder, options):
+    run(folder, "with_text", **options)
+    samples = open_dataset(folder / "out", columns=["mask"])
+    assert [sample.mask for sample in samples] == [None, [1], None, None]
+
+
 def test_a_file_inside_a_list_and_a_file_that_was_not_written_fail(folder):
     message = run(folder, "nested", out="a")[0].message
     assert "written but not named: a.txt" in message
@@ -148,3 +160,13 @@ def test_the_metadata_of_a_table_survives(folder):
 
 def test_a_file_has_a_short_text():
     assert repr(File("a.png")) == "File('a.png')"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"pack": "1MB"}], ids=["files", "packs"])
+def test_a_dataset_of_rows_with_several_files_is_proved(folder, options):
+    run(folder, **options)
+    run(folder, "measure", "out", "second", file_columns="right")
+    [proof] = prove(str(folder / "second"), ProofOptions(count=0))
+    assert proof.is_equal
+    assert proof.made == 4

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from comparison import AFTER_A_RUN
-from jobs import run_job
+from jobs import job_of, run_job
 from live import wait_for
 
 from batchmill import LedgerError, StepError
@@ -245,6 +245,17 @@ def test_no_outcome_is_recorded_after_the_lease_is_lost(words, tmp_path, step):
     with pytest.raises(LedgerError, match="run 1 no longer holds the lease"):
         run_shard(whole)
     assert Ledger(LocalStore(out)).part_names() == []
+
+
+def test_no_outcome_is_recorded_while_the_tables_are_made(words, tmp_path):
+    """A lost node would replace a result that the tables name, and its files would be removed."""
+    job = job_of(words / "manifest.csv", "steps_under_test:length", tmp_path / "out")
+    with open_run(prepare(job)) as run:
+        _, (whole,) = run.divide(Cores(total=1, node=1))
+        run.finalize()
+        with pytest.raises(LedgerError, match="run 1 no longer accepts outcomes"):
+            run_shard(whole)
+    assert run.ledger.part_names() == []
 
 
 def test_the_plan_file_keeps_manifest_columns_with_their_inputs(words, tmp_path):

@@ -1,5 +1,9 @@
 """A file in a pack stays readable after its pack was written again without the unused files."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import pytest
 
 from batchmill import StoreError
@@ -44,6 +48,45 @@ def test_a_file_is_found_after_each_rewrite_of_its_pack(store):
     assert reader.packed.sizes(old) == [None] * 3
     with pytest.raises(StoreError, match=OLD):
         LocalStore(store.root).packed.read(last)
+
+
+@pytest.fixture
+def moved_twice(store):
+    """A reader that knows the first place of two moved files, and their addresses."""
+    old = pack(store, OLD, b"a", b"content")
+    reader = LocalStore(store.root)
+    for before, name in ((OLD, NEW), (NEW, NEWEST)):
+        now = pack(store, name, b"a", b"content")
+        moved = dict(zip((place.offset for place in old), now, strict=True))
+        store.write(list_of_moved(OLD), encode_moved(moved))
+        store.delete(before)
+        assert name == NEWEST or reader.packed.sizes(old) == [1, 7]
+    return reader, old
+
+
+def test_two_threads_find_a_file_that_was_moved_twice(store, moved_twice, monkeypatch):
+    reader, (_, place) = moved_twice
+    both = threading.Barrier(2)
+
+    def together(function, argument):
+        both.wait(10)
+        return function(argument)
+
+    for name in ("file_sizes", "read"):
+        monkeypatch.setattr(reader, name, partial(together, getattr(reader, name)))
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(reader.packed.read, [place] * 2)] == [b"content"] * 2
+
+
+def test_the_size_of_a_moved_pack_is_requested_once(store, moved_twice, monkeypatch):
+    _, old = moved_twice
+    reader, requested = LocalStore(store.root), []
+    file_sizes = reader.file_sizes
+    monkeypatch.setattr(
+        reader, "file_sizes", lambda names: requested.extend(names) or file_sizes(names)
+    )
+    assert reader.packed.sizes(old * 50) == [1, 7] * 50
+    assert requested == [OLD, NEWEST]
 
 
 def test_a_file_at_the_end_of_a_cut_pack_does_not_count_as_complete(store):

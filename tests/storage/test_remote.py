@@ -4,9 +4,12 @@ from typing import ClassVar
 
 import fsspec
 import pytest
+from botocore.exceptions import ReadTimeoutError
 from fsspec.implementations.memory import MemoryFileSystem
+from s3fs import S3File
 
-from batchmill.storage import open_store, read_once, remote
+from batchmill import StoreError
+from batchmill.storage import open_store, read_once, remote, retries
 from batchmill.storage.fingerprints import hash_bytes
 from batchmill.storage.store import if_exists
 
@@ -146,3 +149,25 @@ def test_an_old_version_of_a_file_is_looked_up(bucket, monkeypatch):
     monkeypatch.setitem(fsspec.config.conf, "s3", {"version_aware": True})
     assert remote.stat(f"{bucket}/a.txt?versionId={old}").size == 3
     assert remote.stat(f"{bucket}/a.txt").size == 5
+
+
+@pytest.mark.parametrize("faults", [1, 100])
+def test_a_large_file_is_read_again_after_a_fault_in_the_middle(bucket, monkeypatch, faults):
+    remote.write(f"{bucket}/a.bin", b"x" * (3 * SMALL))
+    monkeypatch.setattr(remote, "_WHOLE_BYTES", 0)
+    monkeypatch.setattr(retries.time, "sleep", lambda seconds: None)
+    left, fetch = [None] * faults, S3File._fetch_range
+
+    def cut(self, start, end):
+        if left:
+            left.pop()
+            raise ReadTimeoutError(endpoint_url=bucket)
+        return fetch(self, start, end)
+
+    monkeypatch.setattr(S3File, "_fetch_range", cut)
+    file = remote.open_for_arrow(f"{bucket}/a.bin")
+    if faults == 1:
+        assert file.read() == b"x" * (3 * SMALL)
+    else:
+        with pytest.raises(StoreError, match=r"a\.bin"):
+            file.read()

@@ -245,3 +245,17 @@ def test_all_servers_may_say_in_their_own_way_that_a_file_exists(body):
         lab = Access(url="s3://lab", options={"anon": True, "endpoint_url": endpoint})
         with access_to([lab]):
             assert remote.create("s3://lab/a", b"new") is False
+
+
+def test_the_disks_of_files_and_of_packs_are_synced(tmp_path, monkeypatch):
+    """Each may be the mount point of a disk of its own."""
+    synced = []
+    monkeypatch.setattr("batchmill.storage.local.sync_file_system", synced.append)
+    monkeypatch.setattr(os, "fsync", synced.append)
+    store = LocalStore(tmp_path)
+    for name in ("files/a.1/x", "packs/1.tar"):
+        store.write(name, b"x" * 1024)
+    synced.clear()
+    store.sync(["files/a.1/x", "packs/1.tar/512-1/x"])
+    assert synced[0] == str(tmp_path / "files")
+    assert len(synced) == 3, "the pack and its folder"

@@ -11,18 +11,22 @@ import xxhash
 
 from batchmill.digests import readable_id
 from batchmill.errors import OptionError, StoreError
-from batchmill.layout import FILES, INPUT_COLUMN, PARTITION_COLUMN
+from batchmill.layout import FILES, INPUT_COLUMN, METADATA, PARTITION_COLUMN
+from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_ledger
 from batchmill.ledger.parts import file_names
+from batchmill.ledger.published_tables import read_published_record
+from batchmill.ledger.versions import records_of
 from batchmill.manifest.arrow_columns import tensors_as_lists
 from batchmill.planning.run_spec import input_places
 from batchmill.reading.published import last_spec, read_published
 from batchmill.reading.selection import Selection, chosen_rows, further_places, named
 from batchmill.storage import open_store
-from batchmill.urls import join
+from batchmill.urls import join, last_part
 
 _TEXT = pa.large_string()
 _FURTHER = pa.struct([(name, pa.string()) for name in ("column", "suffix", "place", "content")])
+_ANY_RUN = 2**31 - 1
 _UNASSIGNED = "unassigned"
 _SUFFIX = re.compile(r"[a-z0-9_]{1,16}")
 
@@ -76,12 +80,19 @@ def choose_rows(
     root, places = dataset, found.places
     if found.are_inputs:
         spec = last_spec(dataset)
+        if spec.folders:
+            raise OptionError(
+                f"{dataset}: its step wrote no files, and its inputs are folders, which cannot be "
+                "samples. Use a step that writes files."
+            )
         root, places = spec.root, input_places(spec, places)
     inputs, ids = found.rows[INPUT_COLUMN].to_pylist(), found.ids.to_pylist()
     keys = [sample_key(*names) for names in zip(inputs, ids, strict=True)]
     if len(set(keys)) != len(keys):
         raise OptionError(f"{dataset}: two samples have the same key. Export a part: --where.")
-    contents, sizes = _recorded(dataset, found.places, root, are_inputs=found.are_inputs)
+    contents, sizes = _recorded(
+        dataset, found.places, root, are_inputs=found.are_inputs, table=published.content
+    )
     columns = {
         name: further_places(found.rows, name, added.packs[name], dataset) for name in added.further
     }
@@ -155,21 +166,28 @@ def sample_key(name: str, sample_id: str) -> str:
 def _suffix(place: str) -> str:
     """Return the suffix in lower case, without the dot. Readers choose a decoder by it.
 
-    >>> _suffix("files/a/0.JPG"), _suffix("files/a.b/0"), _suffix("files/a/0.p q")
-    ('jpg', 'bin', 'bin')
+    >>> _suffix("files/a/0.JPG"), _suffix("files/a.b/0"), _suffix("https://host/0.png?v=2")
+    ('jpg', 'bin', 'png')
     """
-    name, _, suffix = place.rpartition("/")[2].lower().rpartition(".")
+    name, _, suffix = last_part(place).lower().rpartition(".")
     return suffix if name and _SUFFIX.fullmatch(suffix) else "bin"
 
 
 def _recorded(
-    dataset: str, places: pa.Array, root: str, *, are_inputs: bool
+    dataset: str, places: pa.Array, root: str, *, are_inputs: bool, table: str = ""
 ) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-    """Return the recorded hash of each file (or "") and its size."""
+    """Return the recorded hash of each file (or "") and its size.
+
+    `table` is the hash of the published table, for inputs.
+    """
     ledger = open_ledger(dataset)
     if are_inputs:
-        records = ledger.records([INPUT_COLUMN, "content", "size"])
+        # A later run may have read other contents, and its rows are not in this table.
+        records = ledger.all_records([INPUT_COLUMN, "content", "size", "companions"])
+        records = records_of(records, _run_of(ledger, table))
         paths, contents, sizes = (records[name] for name in (INPUT_COLUMN, "content", "size"))
+        # With companions, the recorded hash is that of all files together.
+        contents = pc.if_else(records["companions"].is_null(), contents, "")
     else:
         records = ledger.all_records(["outputs"])
         paths = file_names(records)
@@ -186,6 +204,15 @@ def _recorded(
             sizes.combine_chunks(), pc.invert(known).combine_chunks(), measured
         )
     return pc.fill_null(contents, ""), sizes
+
+
+def _run_of(ledger: Ledger, table: str) -> int:
+    """Return the last run whose results a published table shows. `table` is its hash."""
+    record = read_published_record(ledger.store)
+    if record and record.tables.get(METADATA, {}).get("content") == table:
+        return record.run
+    numbers = (version.number for version in ledger.versions.read_all() if version.table == table)
+    return max(numbers, default=_ANY_RUN)
 
 
 def _measure(root: str, names: Sequence[str]) -> list[int]:

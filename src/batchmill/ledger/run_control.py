@@ -7,7 +7,18 @@ process is killed. Every method raises StoreError if the dataset cannot be read 
 import json
 from typing import NamedTuple
 
-from batchmill.layout import ALONE, CREATING, FLOW_RUN, FORCED, PLACE, RUNS, SPLIT, STOP, USAGE
+from batchmill.layout import (
+    ALONE,
+    CLOSED,
+    CREATING,
+    FLOW_RUN,
+    FORCED,
+    PLACE,
+    RUNS,
+    SPLIT,
+    STOP,
+    USAGE,
+)
 from batchmill.storage import Store, if_exists
 
 
@@ -42,6 +53,14 @@ class RunControl:
     def stop_requested(self, run: int) -> bool:
         """Return whether a stop of a run was requested."""
         return self._store.exists(self._name(run, STOP))
+
+    def close(self, run: int) -> None:
+        """Record that a run accepts outcomes no longer, because its tables are made now."""
+        self._store.write(self._name(run, CLOSED), b"")
+
+    def is_closed(self, run: int) -> bool:
+        """Return whether a run accepts outcomes no longer."""
+        return self._store.exists(self._name(run, CLOSED))
 
     def record_flow_run(self, run: int, identifier: str) -> None:
         """Record the id of the flow run that executes a run."""

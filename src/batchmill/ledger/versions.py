@@ -66,6 +66,11 @@ class Versions:
                     found.append(Version(**read_sealed(self._unchanging, f"{VERSIONS}/{name}")))
         return sorted(found, key=lambda version: version.number)
 
+    def numbers(self) -> list[int]:
+        """Return the numbers of all versions in order, also if their description is damaged."""
+        names = [name.removesuffix(".json") for name in self._store.names(VERSIONS)]
+        return [int(name) for name in names if name.isdecimal()]
+
     def table_name(self, number: int) -> str:
         """Return the name of a version's table in the store."""
         return f"{VERSIONS}/{number:06d}.parquet"
@@ -84,6 +89,13 @@ class Versions:
         """Remove a version. Its files are removed before."""
         self._store.delete(self._name(number))
         self._store.delete(self.table_name(number))
+
+    def remove_incomplete(self) -> None:
+        """Remove the tables without a description, which killed runs have left."""
+        names = self._store.names(VERSIONS)
+        for name in names:
+            if name.endswith(".parquet") and f"{name.removesuffix('.parquet')}.json" not in names:
+                self._store.delete(f"{VERSIONS}/{name}")
 
     def names(self) -> dict[str, int]:
         """Return the names of kept versions, each with the number of its version.

@@ -50,6 +50,7 @@ def remove_orphans(ledger: Ledger) -> None:
     store.remove(STAGING)
     remove_incomplete(store)
     store.abort_uploads()
+    ledger.versions.remove_incomplete()
     strays = list(unreferenced(store, named_files(ledger)))
     in_threads(store.remove, strays, store.threads)
     cut_packs(ledger)
@@ -71,7 +72,7 @@ def sweep(ledger: Ledger, run: int, kept: int | None) -> None:
         kept: The number of versions to keep before the last one. Versions with a name always stay.
             None: the run has published nothing, and all versions stay.
     """
-    store, versions = ledger.store, [version.number for version in ledger.versions.read_all()]
+    store, versions = ledger.store, ledger.versions.numbers()
     # The last version has the tables of this run, if it has published them.
     earlier, newest = versions[:-1], versions[-1 - (kept or 0) :]
     if kept is None:
@@ -134,7 +135,7 @@ def compact(ledger: Ledger, run: int, many: int = MANY_PARTS) -> None:
     if len(names) < many:
         return
     records = ledger.all_records(PART_SCHEMA.names)
-    versions = [version.number for version in ledger.versions.read_all()]
+    versions = ledger.versions.numbers()
     # A record of a removed input must stay as long as an earlier record of the same input stays.
     keys = records.select(KEYS)
     runs = records["run"].to_numpy()
@@ -191,7 +192,7 @@ def named_files(ledger: Ledger) -> set[str]:
     """Return the names of all outputs of the dataset and of its versions."""
     records = ledger.all_records(["outputs"])
     tables = [current_records(records)]
-    tables += [records_of(records, version.number) for version in ledger.versions.read_all()]
+    tables += [records_of(records, number) for number in ledger.versions.numbers()]
     return {name for table in tables for name in file_names(table).to_pylist()}
 
 
@@ -231,11 +232,12 @@ def unused_packs(store: Store, named: Iterable[str]) -> list[str]:
         named: The names of all outputs that stay.
     """
     present = _present(store)
+    lengths: dict[str, int | None] = {}
     needed = set()
     for place in {parse_address(name) for name in named} if present else ():
         if place and place.pack in present:
             needed.add(place.pack)
-        elif place and (now := store.packed.find(place)):
+        elif place and (now := store.packed.find(place, lengths)):
             needed |= {list_of_moved(place.pack), now.pack}
     return sorted(present - needed)
 
@@ -252,14 +254,15 @@ def rewrite_packs(store: Store, paths: Mapping[str, str]) -> None:
     """
     places = {place: path for name, path in paths.items() if (place := parse_address(name))}
     present = _present(store)
-    now = {p: p if p.pack in present else store.packed.find(p) for p in places}
+    lengths: dict[str, int | None] = {}
+    now = {p: p if p.pack in present else store.packed.find(p, lengths) for p in places}
     used: Counter[str] = Counter()
     for at in now.values():
         if at:
             used[at.pack] += at.end - at.offset + BLOCK
     packs = sorted(used)
-    lengths = zip(packs, store.sizes(packs), strict=True)
-    sparse = {pack for pack, length in lengths if used[pack] < _LEAST_USED * (length or 0)}
+    sizes = zip(packs, store.sizes(packs), strict=True)
+    sparse = {pack for pack, size in sizes if used[pack] < _LEAST_USED * (size or 0)}
     moving = {p: at for p, at in now.items() if at and at.pack in sparse}
     new = _copy_members(store, {at: places[p] for p, at in moving.items()})
     for pack in sorted({p.pack for p in moving}):

@@ -78,10 +78,11 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
     top = store.names("")
     record = read_published_record(store)
     published = record.tables if record else {}
-    unpublished = False
+    unpublished, has_ended = False, True
     if last:
         with suppress(LedgerError):  # A damaged summary is a difference of its own.
-            unpublished = "unpublished" in (ledger.read_summary(last) or {})
+            summary = ledger.read_summary(last)
+            unpublished, has_ended = "unpublished" in (summary or {}), summary is not None
     for table in TABLES if last else ():
         if table not in top and unpublished:
             yield Difference("unpublished", table, message=f"run {last} published nothing")
@@ -99,6 +100,10 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
             yield Difference("changed", METADATA, message=message)
     if record is None and store.exists(PUBLISHED):
         yield Difference("changed", PUBLISHED, message="is damaged. Run the job again")
+    elif record is None and METADATA in top and not has_ended:
+        # The record is deleted before the tables are written. An old dataset has none.
+        message = f"run {last} was killed before it had written all tables. Run the job again"
+        yield Difference("missing", PUBLISHED, message=message)
     strays = [name for name in top if name not in TOP_NAMES]
     strays += [
         f"{LEDGER_FOLDER}/{name}" for name in store.names(LEDGER_FOLDER) if name not in LEDGER_NAMES

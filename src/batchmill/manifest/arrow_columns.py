@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
@@ -39,11 +40,23 @@ def _to_arrow_array(values: pd.Series) -> pa.Array | pa.ChunkedArray:
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return _to_text_array(values.tolist())
     kind = column.type
+    if pa.types.is_dictionary(kind) and pa.types.is_primitive(kind.value_type):
+        # Categories that are numbers stay numbers.
+        column, kind = column.cast(kind.value_type), kind.value_type
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return column.cast(pa.string())
     is_plain = pa.types.is_string(kind) or pa.types.is_null(kind) or pa.types.is_primitive(kind)
     if is_plain or pa.types.is_decimal(kind):
         return column
+    if isinstance(values.dtype, pd.PeriodDtype):
+        # In Arrow, a period is the number of periods since 1970.
+        return _to_text_array(values.astype(object).where(values.notna(), None).tolist())
+    given = values.tolist() if values.dtype == object else []
+    if given and all(is_missing(value) or isinstance(value, dict | list) for value in given):
+        # Arrow would give each dict the keys of all others, and each list the type of all others.
+        return _to_text_array(given)
+    if isinstance(kind, pa.FixedShapeTensorType):
+        column = tensors_as_lists(pa.table({"": column})).column(0)
     return _to_text_array(column.to_pylist())
 
 
@@ -57,6 +70,10 @@ def _to_text(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     if isinstance(value, dict | list):
-        value = json.dumps(value, default=str, ensure_ascii=False)
+        value = json.dumps(value, default=_to_plain, ensure_ascii=False)
     # Arrow text must be UTF-8: lone surrogates become "?".
     return str(value).encode("utf-8", "replace").decode()
+
+
+def _to_plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)

@@ -4,17 +4,20 @@ A condition may come from a form, so it cannot run other code: it may call only 
 """
 
 import ast
+import math
 import re
 import unicodedata
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from batchmill.errors import OptionError
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_MOST_EXACT = 2**53  # A float holds all whole numbers up to this one.
 _SCHEMA = re.compile(r"[\w.]+:[\w.]+")
 # A text in quotes, or the name of a column in backticks.
 _QUOTED = re.compile(r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|`([^`]+)`""")
@@ -78,16 +81,50 @@ class Condition:
             if node.attr in _FOR_MISSING and isinstance(node.value, ast.Name)
         }
 
+        self._compared_with_text = {
+            column(part)
+            for node in filter(_compares_text, ast.walk(tree))
+            for part in ast.walk(node)
+            if isinstance(part, ast.Name)
+        }
+
+    def columns_of(self, table: pa.Table) -> "pd.DataFrame":
+        """Return the columns that the condition names, for `evaluate`.
+
+        Dates are text such as 2024-01-31, because in pandas no date is equal to a text. Whole
+        numbers that a float would change stay whole in a column with missing values.
+        """
+        import pandas as pd
+
+        chosen = table.select([name for name in table.column_names if name in self.names])
+        for number, field in enumerate(chosen.schema):
+            if pa.types.is_date(field.type):
+                texts = chosen.column(number).cast(pa.string())
+                chosen = chosen.set_column(number, field.name, texts)
+        frame: pd.DataFrame = chosen.to_pandas()
+        for name in chosen.column_names:
+            if _would_change(chosen[name]):
+                values = chosen[name].to_pylist()
+                values = [math.nan if value is None else value for value in values]
+                frame[name] = pd.Series(values, dtype=object)
+        return frame
+
     def evaluate(self, frame: "pd.DataFrame") -> "pd.Series":
         """Return whether each row of a table meets the condition.
 
         Args:
-            frame: The columns that the condition names.
+            frame: The result of `columns_of`.
 
         Raises:
             Exception: The condition does not fit the table.
         """
         import pandas as pd  # Most runs have no condition.
+
+        for name in sorted(self._compared_with_text & set(frame.columns)):
+            if frame[name].dtype.kind == "M":
+                raise TypeError(
+                    f"{name} has times, and pandas finds no time equal to a text. Use >= and <"
+                )
 
         frame = frame.rename(
             columns=lambda name: self._words.get(name) or unicodedata.normalize("NFKC", name)
@@ -97,6 +134,26 @@ class Condition:
         if not isinstance(mask, pd.Series) or mask.dtype.kind != "b":
             raise TypeError("the result is not true or false for each row")
         return mask.astype(bool)
+
+
+def _compares_text(node: ast.AST) -> bool:
+    """Return whether a node tests equality with a text. pandas uses isin() for all such tests."""
+    if isinstance(node, ast.Compare):
+        is_test = any(
+            isinstance(sign, ast.Eq | ast.NotEq | ast.In | ast.NotIn) for sign in node.ops
+        )
+    else:
+        is_test = isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "isin"
+    parts = ast.walk(node) if is_test else ()
+    return any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in parts)
+
+
+def _would_change(column: pa.ChunkedArray) -> bool:
+    """Return whether pandas would round numbers of a column, because some are missing."""
+    if not (pa.types.is_integer(column.type) and 0 < column.null_count < len(column)):
+        return False
+    least, most = pc.min_max(column).as_py().values()
+    return bool(max(most, -least) > _MOST_EXACT)
 
 
 def names_schema(expectation: str) -> bool:
@@ -137,8 +194,7 @@ def rows_that_meet(table: pa.Table, text: str, *, option: str, dataset: str) -> 
     """
     try:
         condition = Condition(text)
-        chosen = [name for name in table.column_names if name in condition.names]
-        return pa.array(condition.evaluate(table.select(chosen).to_pandas()))
+        return pa.array(condition.evaluate(condition.columns_of(table)))
     except Exception as error:
         raise OptionError(
             f"{option} {text!r}: cannot be used ({type(error).__name__}: {error}). Write a "

@@ -204,9 +204,9 @@ def _files(
     addresses = dict(zip(names, files.field("pack").to_pylist(), strict=True))
     found = {}
     for key, (places, values) in cells.items():
-        # Only files have such a value: it has the id of the input and a hash of the contents.
-        first = next((value for value in values if value is not None), None)
-        if isinstance(first, str) and first in addresses:
+        # Only files have such a value: it has the id of the input and a hash of the contents. A
+        # row without a file may have another text, such as "".
+        if addresses and any(isinstance(value, str) and value in addresses for value in values):
             column = pa.array(
                 [addresses.get(value) if isinstance(value, str) else None for value in values],
                 pa.string(),

@@ -81,7 +81,7 @@ def _find_broken(table: pa.Table, spec: RunSpec) -> Iterator[_Broken]:
 def _check_condition(text: str, table: pa.Table) -> _Broken | None:
     condition = Condition(text)
     names = [name for name in table.column_names if name in condition.names]
-    frame = table.select(names).to_pandas()
+    frame = condition.columns_of(table)
     try:
         is_ok = condition.evaluate(frame)
     except Exception as error:  # noqa: BLE001  # pandas raises errors of many types.

@@ -59,6 +59,8 @@ def choose_load(load: Load | str | None, names: Iterable[str], dataset: str) -> 
 
 def one_of_each_suffix(names: pa.Array) -> Iterator[str]:
     """Yield the first name with each suffix."""
+    # The query of a URL follows the suffix.
+    names = pc.replace_substring_regex(names, r"^(https?://[^?#]*)[?#].*", r"\1")
     while len(names):
         first = names[0].as_py()
         yield first
@@ -131,7 +133,7 @@ def open_fetched(path: Any, place: str, load: Load) -> Any:
 
 
 def _kind_of(name: str, dataset: str) -> str:
-    suffix = Path(name).suffix.lower()
+    suffix = Path(last_part(name)).suffix.lower()
     if suffix not in _SUFFIXES:
         raise OptionError(
             f"{dataset}: cannot open {name!r}, because {suffix or 'no suffix'} is not a known "

@@ -100,7 +100,6 @@ def execute(
 
 
 def _publish(run: Run, ended: ShardsEnd, observer: RunObserver) -> RunEnd:
-    # A node that seemed lost may still commit an outcome. The next run publishes it.
     with run.ledger.store.alone():
         run.finalize()
         unpublished = observer.write_tables(run.prepared)

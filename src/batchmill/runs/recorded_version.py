@@ -2,7 +2,9 @@
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -19,7 +21,7 @@ from batchmill.planning.decisions import Criteria
 from batchmill.planning.job import Job
 from batchmill.planning.plan import PLANNED_COLUMNS, make_plan, match_records
 from batchmill.planning.prepare import Prepared
-from batchmill.planning.run_spec import RunSpec, read_spec
+from batchmill.planning.run_spec import RunSpec, read_inputs, read_spec
 from batchmill.planning.sample import random_sample
 from batchmill.runs.discarded_job import RESULT_COLUMNS
 from batchmill.shards.inputs import load_planned_step, pickled_step_name
@@ -115,11 +117,11 @@ class RecordedVersion:
         names = records["input"]
         if self.spec.source_dataset:
             return self._part_of_source(names)
-        carried = (json.loads(text) for text in records["carried"].to_pylist())
+        carried = [json.loads(text) for text in records["carried"].to_pylist()]
         rows = [
             {**row, "input": name} for name, row in zip(names.to_pylist(), carried, strict=True)
         ]
-        return load_manifest(
+        manifest = load_manifest(
             # With its own types, pandas would change numbers and empty cells.
             pd.DataFrame(rows, dtype=object),
             file_columns=self.spec.file_columns,
@@ -127,11 +129,29 @@ class RecordedVersion:
             root=self.root,
             allow_outside=True,
         )
+        columns = self._typed(manifest.manifest_columns, carried)
+        return replace(manifest, manifest_columns=columns)
+
+    def _typed(self, columns: pa.Table, rows: list[dict[str, Any]]) -> pa.Table:
+        """Return the other columns with the types that the run had. JSON has no dates."""
+        schema = read_inputs(self.ledger, self.spec.run, 0, 0).schema
+        kind = schema.field("carried").type if "carried" in schema.names else pa.struct([])
+        for field in kind:
+            place = columns.schema.get_field_index(field.name)
+            values = [row.get(field.name) for row in rows]
+            is_text = pa.types.is_temporal(field.type) or pa.types.is_decimal(field.type)
+            if place >= 0:
+                with suppress(pa.ArrowException, TypeError):  # It was another column then.
+                    typed = pa.array(values, pa.string() if is_text else field.type)
+                    columns = columns.set_column(place, field.name, typed.cast(field.type))
+        return columns
 
     def _part_of_source(self, names: pa.ChunkedArray) -> Manifest:
         """Return the listed outputs of the dataset that this one was made from."""
         source, version = self.root, self.spec.source_version
-        whole = load_manifest(f"{source}@{version}" if version else source)
+        whole = load_manifest(
+            f"{source}@{version}" if version else source, file_columns=self.spec.file_columns
+        )
         return whole.take(rows_of(names, whole.inputs["input"]).drop_null())
 
     def job(self, manifest: Manifest, records: pa.Table) -> Prepared:

@@ -113,6 +113,10 @@ class Run:
             LedgerError: Another run has taken the dataset's lease.
         """
         self.lease.ensure()
+        if self.pending:
+            # A node that seemed lost may still execute inputs. An outcome that it commits while the
+            # tables are made could replace a result that they name, and `end` removes its files.
+            self.ledger.control.close(self.number)
         # Record the partitions before the tables are published: a published partition never changes
         # without a change of settings.
         assignment = self.prepared.assignment

@@ -94,6 +94,10 @@ class OutcomeRecorder:
         spec = self.inputs.spec
         if spec.token and not is_held(self.ledger, spec.token):
             raise LedgerError(f"{self.ledger.store.url}: run {spec.run} no longer holds the lease.")
+        if self.ledger.control.is_closed(spec.run):
+            raise LedgerError(
+                f"{self.ledger.store.url}: run {spec.run} no longer accepts outcomes."
+            )
         return self.upload.store(outcomes) if self.upload else outcomes
 
     def _check_failures(self) -> None:

@@ -111,7 +111,7 @@ class PackedFiles:
         except StoreError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
-            now = self.find(place)
+            now = self.find(place, {})
             if now is None:
                 raise
             content = self._store.read_range(*now)
@@ -127,15 +127,22 @@ class PackedFiles:
         if not places:
             return []
         lengths = self._lengths({place.pack for place in places})
-        now = [place if lengths[place.pack] is not None else self.find(place) for place in places]
-        lengths |= self._lengths({place.pack for place in now if place} - lengths.keys())
+        now = [
+            place if lengths[place.pack] is not None else self.find(place, lengths)
+            for place in places
+        ]
         return [
             place.size if place and place.end <= (lengths[place.pack] or 0) else None
             for place in now
         ]
 
-    def find(self, place: Address) -> Address | None:
-        """Return where a file is whose pack does not exist; None if it is nowhere."""
+    def find(self, place: Address, lengths: dict[str, int | None]) -> Address | None:
+        """Return where a file is whose pack does not exist; None if it is nowhere.
+
+        Args:
+            place: The address of the file.
+            lengths: The known sizes of packs, None for one that does not exist. Others are added.
+        """
         for _ in range(2):
             moved = self._moved.get(place.pack)
             if moved is None:
@@ -145,9 +152,12 @@ class PackedFiles:
                     return None
                 self._moved[place.pack] = moved
             found = moved.get(str(place.offset))
-            if found and self._lengths({found[0]})[found[0]] is not None:
+            if found and found[0] not in lengths:
+                lengths |= self._lengths({found[0]})
+            if found and lengths[found[0]] is not None:
                 return Address(found[0], found[1], place.size)
-            del self._moved[place.pack]  # A run has written the new pack again, too.
+            # A run has written the new pack again, too. Another thread may have seen it already.
+            self._moved.pop(place.pack, None)
         return None
 
     def _lengths(self, packs: Iterable[str]) -> dict[str, int | None]:

@@ -229,13 +229,16 @@ class LocalStore(Store):
         places = [parse_address(name) for name in names]
         with self._faults(""):
             if not all(places):
-                sync_file_system(self.url)
-                return
-            for pack in sorted({place.pack for place in places if place}):
+                # `files` may be the mount point of its own disk.
+                files = f"{self.url}/{FILES}"
+                sync_file_system(files if os.path.isdir(files) else self.url)
+            packs = sorted({place.pack for place in places if place})
+            for pack in packs:
                 with open(open_file(self.url, pack), "rb", buffering=0) as file:
                     os.fsync(file.fileno())
-            with closing(open_folder(self.url, PACKS)) as folder:
-                os.fsync(folder)
+            if packs:
+                with closing(open_folder(self.url, PACKS)) as folder:
+                    os.fsync(folder)
 
     @contextmanager
     def staging(self, attempt: str) -> Iterator[Path]:
@@ -271,7 +274,8 @@ class LocalStore(Store):
         """Yield the names of files that are being written, or whose writer died."""
         for folder, folders, files in os.walk(self.root):
             if folder == str(self.root):
-                folders[:] = [name for name in folders if name.startswith(".")]
+                # The files in `files` are compared with the ledger instead.
+                folders[:] = [name for name in folders if name.startswith(".") or name == PACKS]
             for name in files:
                 if _TEMPORARY.fullmatch(name):
                     yield os.path.relpath(os.path.join(folder, name), self.root)

@@ -3,6 +3,7 @@
 Nothing is cached, so changes by other processes are visible at once.
 """
 
+import io
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,9 +16,10 @@ import pyarrow.compute as pc
 
 from batchmill.errors import StoreError
 from batchmill.storage import provider_requests
-from batchmill.storage.connection import connected
+from batchmill.storage.connection import connected, converting_errors
 from batchmill.storage.fingerprints import hash_bytes, hash_file, recordable
 from batchmill.storage.large_tables import SLICE_ROWS, collected, take
+from batchmill.storage.ranges import RangeReader
 from batchmill.storage.retries import retry_remote
 from batchmill.storage.store import in_threads
 from batchmill.url_secrets import shown_url
@@ -184,7 +186,18 @@ def open_for_arrow(url: str) -> pa.NativeFile:
             return pa.BufferReader(data)
         if files.size(path) <= _WHOLE_BYTES:
             return pa.BufferReader(provider_requests.whole_file(files, path))
-        return pa.PythonFile(files.open(path, "rb", block_size=_BLOCK_BYTES), mode="r")
+        file = files.open(path, "rb", block_size=_BLOCK_BYTES)
+
+    @retry_remote
+    def read_part(start: int, stop: int) -> bytes:
+        # The caller reads after the end of the block that converts errors.
+        with converting_errors(url):
+            file.seek(start)
+            data: bytes = file.read(stop - start)
+            return data
+
+    parts = RangeReader(url, file.size, b"", read_part)
+    return pa.PythonFile(io.BufferedReader(parts), mode="r")
 
 
 @retry_remote

@@ -198,7 +198,7 @@ def chosen_rows(store: Store, count: int) -> Iterator[ChosenRow]:
     """
     if not store.exists(METADATA):
         return
-    with suppress(OSError, pa.ArrowException), store.open(METADATA) as file:
+    with suppress(OSError, pa.ArrowException, StoreError), store.open(METADATA) as file:
         table = pq.ParquetFile(file)
         if OUTPUT_COLUMN not in table.schema_arrow.names:
             return
