@@ -1,8 +1,10 @@
 """Test which rows are exported, and the keys of samples."""
 
 import datetime
+from decimal import Decimal
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from exports import animals
 from jobs import run_job
@@ -98,6 +100,9 @@ def test_without_outputs_the_inputs_are_exported(words, tmp_path):
         ("at >= '2024-01-02'", ["1.src"]),
         ("at == at.max()", ["1.src"]),
         ("id == 9007199254740992", ["0.src"]),
+        ("price == 0.1", ["0.src"]),
+        ("hour == '01:00:00'", ["1.src"]),
+        ("hour >= '01:00:00'", ["1.src"]),
         ("id.duplicated()", None),
     ],
 )
@@ -107,6 +112,8 @@ def test_conditions_on_dates_times_and_large_numbers(tmp_path, where, expected):
         "at": days,
         "day": pa.array([day and day.date() for day in days]),
         "id": [2**53, 2**53 + 1, None],
+        "price": [Decimal("0.1"), Decimal("2.5"), None],
+        "hour": [datetime.time(0), datetime.time(1), None],
     }
     dataset = publish_rows(tmp_path / "d", texts(3), **columns)
     if expected is None:
@@ -116,12 +123,12 @@ def test_conditions_on_dates_times_and_large_numbers(tmp_path, where, expected):
         assert inputs(dataset, where=where) == expected
 
 
-@pytest.mark.parametrize("where", ["at == '2024-01-01'", "at in ['x']", "at.isin(['2024-01-01'])"])
-def test_a_time_is_not_compared_with_a_text(tmp_path, where):
-    at = [datetime.datetime(2024, 1, 1), None]
-    dataset = publish_rows(tmp_path / "d", texts(2), at=at)
+@pytest.mark.parametrize("where", ["== '2024-01-01'", "in ['x']", ".isin(['2024-01-01'])"])
+@pytest.mark.parametrize("at", [datetime.datetime(2024, 1, 1), datetime.timedelta(seconds=2)])
+def test_a_time_is_not_compared_with_a_text(tmp_path, where, at):
+    dataset = publish_rows(tmp_path / "d", texts(2), at=[at, None])
     with pytest.raises(OptionError, match=r"at has times, .* Use >= and <"):
-        inputs(dataset, where=where)
+        inputs(dataset, where=f"at{where}" if where[0] == "." else f"at {where}")
 
 
 def test_a_version_is_exported_with_its_own_inputs_or_not_at_all(words, tmp_path):
@@ -138,3 +145,20 @@ def test_a_version_is_exported_with_its_own_inputs_or_not_at_all(words, tmp_path
     export_dataset(str(tmp_path / "d"), str(tmp_path / "new"), **to)
     with pytest.raises(StoreError, match=r"a\.txt: differs from what the run recorded"):
         export_dataset(str(tmp_path / "d"), str(tmp_path / "old"), version=1, **to)
+
+
+def test_two_partitions_are_not_one_split(tmp_path):
+    dataset = publish_rows(tmp_path / "d", texts(2), partition=["a-b", "a_b"])
+    with pytest.raises(OptionError, match="would be one split: 'a-b', 'a_b'"):
+        inputs(dataset)
+    assert inputs(dataset, partitions=("a-b",)) == ["0.src"]
+
+
+def test_columns_of_a_table_keep_their_names(tmp_path):
+    own = {name: [1, 2] for name in ("key", "key_", "file", "file_")}
+    dataset = publish_rows(tmp_path / "d", texts(2), **own)
+    out = tmp_path / "out"
+    shard = export_dataset(str(dataset), str(out), to="huggingface").shards[0]
+    names = pq.read_schema(out / shard).names
+    assert len({*names}) == len(names)
+    assert {*own, "key__", "file__"} <= {*names}

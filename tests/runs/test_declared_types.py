@@ -1,5 +1,6 @@
 """The types of columns: declared by the step, or guessed and reported."""
 
+import datetime
 import json
 import logging
 
@@ -43,6 +44,9 @@ def declare(source, out, long="") -> Row:
 def wrong(source, out) -> Row:
     row = declare(source, out)
     return row | {"number": "many"} if source.stem == "2" else row
+
+def replace_one(source):
+    return {"day": "text"} if source.stem == "0" else {}
 
 def guess(source):
     value = int(source.read_text())
@@ -147,3 +151,14 @@ def test_a_tensor_of_a_dataset_keeps_its_shape_in_the_next_dataset(folder):
     run(folder, "declare")
     found = load_manifest(folder / "out").manifest_columns["picture"].to_pylist()
     assert json.loads(found[1]) == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_a_date_of_the_manifest_in_a_column_of_texts_has_no_quotes(folder):
+    days = [datetime.date(2024, 1, day) for day in (1, 2)]
+    frame = pd.DataFrame({"input": ["0.txt", "1.txt"], "day": days})
+    frame.to_parquet(folder / "days.parquet")
+    run_job(folder / "days.parquet", "declaring:replace_one", folder / "out")
+    assert pd.read_parquet(folder / "out/metadata.parquet")["day"].to_list() == [
+        "text",
+        "2024-01-02",
+    ]

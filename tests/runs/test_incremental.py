@@ -260,6 +260,15 @@ def test_force_executes_all_inputs(job):
     assert contents(job.dataset) == before
 
 
+def test_a_missing_input_has_the_run_of_the_result_that_stays(job):
+    job.run()
+    job.path("00009.txt").unlink()
+    for _ in range(2):
+        job.run()
+        failures = pd.read_csv(job.dataset / "failures.csv")
+        assert failures[["outcome", "result_run"]].to_numpy().tolist() == [["missing", 1]]
+
+
 def test_the_last_good_result_of_a_failed_input_stays(job):
     job.run()
     before = job.output("00009.txt")

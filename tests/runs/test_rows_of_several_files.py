@@ -1,6 +1,7 @@
 """Rows that name several files: `File` as the value of a key."""
 
 import json
+import tarfile
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from batchmill import File, open_dataset
 from batchmill.execution.single_input import run_single_input
+from batchmill.exporting.run_export import export_dataset
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.published_tables import TableMetadata
 from batchmill.maintenance.verify import verify
@@ -40,6 +42,20 @@ def with_output(source, out):
 def with_text(source, out):
     row = with_output(source, out)
     return {"mask": "", **row}
+
+def with_first(source, out):
+    (out / "text.txt").write_text("second")
+    row = {"output": "text.txt"}
+    if source.read_text() == "0":
+        (out / "mask.json").write_text("[0]")
+        row["mask"] = File("mask.json")
+    return row
+
+def alike(source, out):
+    for name in "abcd":
+        (out / f"{name}.json").write_text("1")
+    files = {"a b": File("b.json"), "A-B": File("c.json"), "row": File("d.json")}
+    return {"output": "a.json", **files}
 
 def nested(source, out):
     (out / "a.txt").write_text("a")
@@ -170,3 +186,22 @@ def test_a_dataset_of_rows_with_several_files_is_proved(folder, options):
     [proof] = prove(str(folder / "second"), ProofOptions(count=0))
     assert proof.is_equal
     assert proof.made == 4
+
+
+@pytest.mark.parametrize("options", [{}, {"pack": "1MB"}], ids=["files", "packs"])
+def test_a_row_without_a_further_file_may_have_that_of_an_earlier_dataset(folder, options):
+    run(folder, "with_output", **options)
+    first = pd.read_parquet(folder / "out" / "metadata.parquet")
+    assert first["mask"].notna().sum() == 1
+    run(folder, "with_first", "out", "second", **options)
+    samples = open_dataset(folder / "second", columns=["mask"])
+    assert [sample.mask for sample in samples] == [[0], None, None, None]
+    assert export_dataset("second", "shards", to="webdataset").samples == 4
+
+
+def test_members_of_an_export_have_names_of_their_own(folder):
+    run(folder, "alike")
+    shard = export_dataset("out", "shards", to="webdataset").shards[0]
+    with tarfile.open(folder / "shards" / shard) as archive:
+        names = [name.lower() for name in archive.getnames()]
+    assert len({*names}) == len(names) == 4 * 5

@@ -166,6 +166,16 @@ def test_rows_as_declared_are_accepted(row, text):
         (Row, '[{"label":1,"peak":"1"}]', r"\(1 more\)"),
         (Data, DATA.replace("[1,2]", "[1]"), "'pair"),
         (Data, DATA.replace('"red"', '"blue"'), "'colour' is 'blue'"),
+        (
+            Data,
+            DATA.replace("[1.5]", '["n/a"]'),
+            r"'vector' is \['n/a'\]; Data declares an array of float32",
+        ),
+        (
+            Data,
+            DATA.replace("[1.5]", "[[1],[2,3]]"),
+            r"'vector' is .*; Data declares an array of float32",
+        ),
         (Data, DATA.replace("[1.5]", "1.5"), "'vector' is 1.5; Data declares a valid array"),
         (Data, DATA.replace('"limited":0', '"limited":-1'), "'limited' is -1"),
     ],

@@ -256,3 +256,21 @@ def test_modules_that_a_built_in_step_imports_are_part_of_its_identity():
         "batchmill.steps.clips",
         "batchmill.steps.recordings",
     }
+
+
+def test_a_table_of_a_recording_with_a_longer_name_is_not_used(tmp_path):
+    for name in ("rec.part2.Table.1", "rec.Table.12"):
+        text = RAVEN if "part2" in name else RAVEN.replace("wren", "finch")
+        (tmp_path / f"{name}.selections.txt").write_text(text)
+    for name, bird in (("rec.wav", "finch"), ("rec.part2.wav", "wren")):
+        (tmp_path / name).write_bytes(b"")
+        labels = read_labels(tmp_path / name, str(tmp_path))
+        assert [*labels.within(0, 2)] == [bird]
+
+
+def test_a_number_after_a_dot_is_a_part_of_the_name(tmp_path):
+    table = tmp_path / "labels.csv"
+    table.write_text("file,start,end,label\nday,0,1,a\nday.1,0,1,b\n")
+    for name, label in (("day.wav", "a"), ("day.1.wav", "b")):
+        (tmp_path / name).write_bytes(b"")
+        assert [*read_labels(tmp_path / name, str(table)).within(0, 1)] == [label]

@@ -329,12 +329,20 @@ def test_the_message_about_a_model_that_is_too_large_names_the_device():
         load_model("models:TooLarge", CPU)
 
 
-@pytest.mark.parametrize("form", ["dict", "list"])
-def test_nan_in_any_form_of_output_is_an_error(form):
-    nan = float("nan")
-    output = {"score": torch.tensor([1.0, nan])}
-    if form == "list":
-        output = [{"score": torch.tensor(nan)}]
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        {"score": torch.tensor([1.0, NAN])},
+        {"score": torch.tensor([1.0, NAN], dtype=torch.bfloat16)},
+        [{"score": torch.tensor(NAN)}],
+        [{"score": 1.0}, {"score": NAN}],
+        {"score": np.array([NAN, 1.0], np.float16)},
+    ],
+)
+def test_nan_in_any_form_of_output_is_an_error(output):
     step = PredictItems([], model="models:mean")
     step._loaded = torch.device("cpu"), lambda batch: output
     with pytest.raises(ValueError, match="NaN"):

@@ -118,11 +118,15 @@ class WebDataset:
         size = 0
         samples = zip(task.keys(), task.files(), task.texts(), contents, strict=True)
         for key, files, text, own in samples:
-            members = [
-                _member(".".join(filter(None, [key, _part(one.column), one.suffix])), data)
-                for one, data in zip(files, own, strict=True)
-            ]
             row = _OTHER_ROW if files[0].suffix == _ROW else _ROW
+            taken, members = {row}, []
+            for one, data in zip(files, own, strict=True):
+                part = _part(one.column)
+                # Other columns may have the same letters and digits. The library ignores case.
+                while (name := ".".join(filter(None, [part, one.suffix]))).lower() in taken:
+                    part += "_"
+                taken.add(name.lower())
+                members.append(_member(f"{key}.{name}", data))
             size += file.write(b"".join([*members, _member(f"{key}.{row}", text)]))
         # Two empty blocks end an archive. Its size is a multiple of RECORDSIZE.
         end = 2 * tarfile.BLOCKSIZE
@@ -213,7 +217,11 @@ class HuggingFace:
 def _schema(rows: pa.Schema, task: ShardTask) -> pa.Schema:
     """Return the schema of a shard. A table's own column keeps its name."""
     taken = {*rows.names, *task.further}
-    own = [name + "_" * (name in taken) for name in ("key", task.kind)]
+    own = []
+    for name in ("key", task.kind):
+        while name in taken:
+            name += "_"
+        own.append(name)
     kinds = {own[1]: task.kind, **task.further}
     fields = [pa.field(own[0], pa.string()), *(pa.field(name, _FILE) for name in kinds), *rows]
     features = {name: _FEATURES[kind] for name, kind in kinds.items() if kind in _FEATURES}

@@ -106,7 +106,7 @@ def choose_rows(
             "place": places,
             "content": contents,
             "size": pc.add(sizes, more),
-            "split": _splits(found.rows),
+            "split": _splits(found.rows, dataset),
             "further": further,
         }
     )
@@ -223,13 +223,25 @@ def _measure(root: str, names: Sequence[str]) -> list[int]:
     return [max(size or 0, 0) for size in sizes]
 
 
-def _splits(rows: pa.Table) -> pa.Array:
-    """Return the name of each row's split: its partition, with letters, digits and _ only."""
+def _splits(rows: pa.Table, dataset: str) -> pa.Array:
+    """Return the name of each row's split: its partition, with letters, digits and _ only.
+
+    Raises OptionError if two partitions would be one split.
+    """
     if PARTITION_COLUMN not in rows.column_names:
         return pa.array([""] * len(rows))
     named = pc.replace_substring_regex(rows[PARTITION_COLUMN].cast(_TEXT), r"[^A-Za-z0-9_]", "_")
     missing = pc.fill_null(pc.equal(named, ""), True)
-    return pc.if_else(missing, _UNASSIGNED, named)
+    splits = pc.if_else(missing, _UNASSIGNED, named)
+    pairs = pa.table([splits, rows[PARTITION_COLUMN].cast(_TEXT).fill_null("")], ["split", "name"])
+    names = pairs.group_by(["split", "name"]).aggregate([])
+    if len(names) > len(pc.unique(names["split"])):
+        raise OptionError(
+            f"{dataset}: some of its partitions have names that differ only in signs, and would be "
+            f"one split: {', '.join(sorted(map(repr, names['name'].to_pylist())))}. Rename one, or "
+            "export each alone: --partition."
+        )
+    return splits
 
 
 def _order(samples: pa.Table, shuffle: int | None) -> np.ndarray:

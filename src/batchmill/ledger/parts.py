@@ -271,6 +271,13 @@ def listed_records(records: pa.Table) -> pa.Table:
     if "message" in records.column_names:
         stays, space = (pa.scalar(text, pa.large_string()) for text in (_RESULT_STAYS, " "))
         now["message"] = pc.binary_join_element_wise(records["message"], stays, space)
+    if {"result_run", "run", "attempts"} <= {*records.column_names}:
+        # A record without attempts was written again by a later run.
+        own = pc.and_(is_missing, pc.greater(records["attempts"], 0))
+        is_own = pc.and_(own, records["result_run"].is_null())
+        shown = pc.if_else(is_own, records["run"], records["result_run"])
+        place = records.schema.get_field_index("result_run")
+        records = records.set_column(place, "result_run", shown)
     for place, name in enumerate(records.column_names):
         if name in now:
             column = pc.if_else(is_missing, now[name], records[name])

@@ -91,16 +91,23 @@ class Condition:
     def columns_of(self, table: pa.Table) -> "pd.DataFrame":
         """Return the columns that the condition names, for `evaluate`.
 
-        Dates are text such as 2024-01-31, because in pandas no date is equal to a text. Whole
-        numbers that a float would change stay whole in a column with missing values.
+        Dates are text such as 2024-01-31, and times of a day such as 08:30:00, because in pandas
+        no date is equal to a text. Decimals are numbers. Whole numbers that a float would change
+        stay whole in a column with missing values.
         """
         import pandas as pd
 
         chosen = table.select([name for name in table.column_names if name in self.names])
         for number, field in enumerate(chosen.schema):
+            values = chosen.column(number)
             if pa.types.is_date(field.type):
-                texts = chosen.column(number).cast(pa.string())
-                chosen = chosen.set_column(number, field.name, texts)
+                values = values.cast(pa.string())
+            elif pa.types.is_time(field.type):
+                texts = [None if one is None else str(one) for one in values.to_pylist()]
+                values = pa.chunked_array([pa.array(texts, pa.string())])
+            elif pa.types.is_decimal(field.type):
+                values = values.cast(pa.float64())  # No float is equal to the decimal 0.1.
+            chosen = chosen.set_column(number, field.name, values)
         frame: pd.DataFrame = chosen.to_pandas()
         for name in chosen.column_names:
             if _would_change(chosen[name]):
@@ -121,7 +128,7 @@ class Condition:
         import pandas as pd  # Most runs have no condition.
 
         for name in sorted(self._compared_with_text & set(frame.columns)):
-            if frame[name].dtype.kind == "M":
+            if frame[name].dtype.kind in "mM":
                 raise TypeError(
                     f"{name} has times, and pandas finds no time equal to a text. Use >= and <"
                 )

@@ -167,7 +167,7 @@ def read_failures(ledger: Ledger, spec: RunSpec | None = None) -> Failures:
         ledger: The dataset's ledger.
         spec: The settings of the last run, for the commands. None: the groups have no commands.
     """
-    records = ledger.records({*_COLUMNS, *_USED, "absence"})
+    records = ledger.records({*_COLUMNS, *_USED, "absence", "run"})
     # Most records are those of inputs that are ok.
     is_odd = pc.or_(pc.not_equal(records["outcome"], "ok"), pc.is_valid(records["absence"]))
     records = listed_records(select(records, is_odd))

@@ -304,6 +304,8 @@ def without_lists(table: pa.Table) -> pa.Table:
 def _text(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
+    if not isinstance(value, bool | int | float | list | dict):
+        return str(value)  # A date of the manifest: in JSON, it would have quotes.
     return json.dumps(value, ensure_ascii=False, default=str)
 
 

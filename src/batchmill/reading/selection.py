@@ -222,8 +222,13 @@ def further_places(rows: pa.Table, column: str, pack: str, dataset: str) -> pa.A
         OptionError: A file is outside of the dataset.
     """
     names = rows[column].cast(_TEXT).combine_chunks()
-    # A row whose step wrote no such file may have the value of the manifest.
-    is_file = pc.starts_with(names, f"{FILES}/").fill_null(False)
+    # A row whose step wrote no such file may have the value of the manifest, which names a file of
+    # another dataset. The files of a row are in the folder of its output.
+    folders = [
+        pc.replace_substring_regex(texts, "^([^/]*/[^/]*/).*", r"\1")
+        for texts in (names, rows[OUTPUT_COLUMN].cast(_TEXT).combine_chunks())
+    ]
+    is_file = pc.and_(pc.starts_with(names, f"{FILES}/"), pc.equal(*folders)).fill_null(False)
     names = pc.if_else(is_file, names, "")
     _check_inside(names.filter(is_file), dataset, FILES)
     return _places(rows, names, pack, dataset)

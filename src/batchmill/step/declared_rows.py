@@ -12,6 +12,7 @@ import types
 import typing
 from collections import abc
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePath
@@ -183,7 +184,7 @@ def _plain(hint: Any) -> Any:
 
     origin = get_origin(hint)
     if origin is np.ndarray:
-        return list
+        return _array(_dtype(hint))
     if origin in (typing.Union, types.UnionType):
         return typing.Union[tuple(_plain(member) for member in get_args(hint))]  # noqa: UP007
     if not isinstance(hint, type) or origin is not None:
@@ -195,6 +196,28 @@ def _plain(hint: Any) -> Any:
         if issubclass(hint, kind):
             return plain
     return hint if issubclass(hint, _CHECKED) or _is_row(hint) else Any
+
+
+def _array(dtype: str | None) -> Any:
+    """Return the type of nested lists whose values fit the dtype of an array."""
+    import numpy as np
+    import pydantic
+    import pydantic_core
+
+    fitting = {"b": "b", "i": "iu", "u": "iu", "f": "iuf", "U": "U"}
+    kinds = fitting.get(np.dtype(dtype).kind) if dtype else None
+    if kinds is None:
+        return list
+
+    def check(values: list[Any]) -> list[Any]:
+        with suppress(ValueError):  # Lists of several lengths are no array.
+            found = np.asarray(values)
+            if not found.size or found.dtype.kind in kinds:
+                return values
+        text = "Input should be an array of {dtype}"
+        raise pydantic_core.PydanticCustomError("array", text, {"dtype": dtype})
+
+    return typing.Annotated[list, pydantic.AfterValidator(check)]
 
 
 def _column(hint: Any) -> str:

@@ -4,6 +4,7 @@ For the forms of tables, see `batchmill.steps.annotation_tables`.
 """
 
 import os
+import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from batchmill.steps.annotation_tables import Annotation, AnnotationError, parse_annotations
 
 SUFFIXES = (".txt", ".csv", ".tsv")
+# The end of the name of Raven's table for `x.wav`, such as `x.Table.1.selections.txt`.
+# `x.part2.Table.1.selections.txt` is the table of another recording, `x.part2.wav`.
+_SELECTIONS = re.compile(r"\.[^.]+(\.\d+)?\.selections\.txt")
 
 
 class Labels:
@@ -132,7 +136,8 @@ def _tables_of(source: Path, folder: Path) -> list[Path]:
             tables += sorted(
                 each
                 for each in place.iterdir()
-                if each.name.startswith(f"{source.stem}.") and each.name.endswith(".selections.txt")
+                if _SELECTIONS.fullmatch(each.name.removeprefix(source.stem))
+                and each.name.startswith(source.stem)
             )
         if tables:
             return tables
@@ -176,6 +181,8 @@ def _names(file: str, source: Path) -> bool:
     path = _path(file)
     if source.stem not in (path.name, path.stem):
         return False
+    if path.name != source.stem and path.suffix[1:].isdecimal():
+        return False  # `day.1` names `day.1.wav`, and not `day.wav`.
     folders = path.parent.parts[-1:] if path.is_absolute() else path.parent.parts
     if path.is_absolute() and len(path.parts) <= 2:
         folders = ()

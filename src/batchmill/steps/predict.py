@@ -34,8 +34,9 @@ COLLATES = ("default", "pad")
 
 
 def _refuse_nan(value: Any) -> None:
-    # `isnan` works for all types of numbers.
-    if isinstance(value, torch.Tensor) and value.isnan().any():
+    is_number = isinstance(value, float | np.floating | np.ndarray | torch.Tensor)
+    # Only NaN differs from itself. This holds for all types of numbers.
+    if is_number and np.any(np.asarray(value != value)):
         raise ValueError(
             "the model returned NaN, which is not a result. Check the input and the model. For a "
             "missing value, return a list with a dict per sample, and None as the value."
