@@ -1,7 +1,10 @@
 """The Python functions `status`, `failures`, `retry`, `verify` and `try_one`."""
 
+import os
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from jobs import run_job
 
@@ -86,3 +89,37 @@ def test_a_failed_trial_prints_its_traceback(words, monkeypatch):
     assert repr(outcome).endswith("\nValueError: bad header\nand more")
     assert (outcome.kind, outcome.rows, outcome.files) == ("failed", [], [])
     assert "fails_on_b" in outcome.traceback
+
+
+@pytest.mark.parametrize("group", [np.int64(1), [1], pd.Series([1]), (n for n in [1])])
+def test_numbers_of_groups_may_come_from_a_table(dataset, group):
+    assert batchmill.failures(dataset, group=group)["input"].tolist() == ["b.txt"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda d: batchmill.failures(d, group="x"), "expected numbers of groups"),
+        (lambda d: batchmill.retry(d, ["b.txt"]), "A list of names needs a star"),
+        (lambda d: batchmill.verify(d, execute=1, repair=True), "cannot be combined"),
+        (lambda d: batchmill.verify(d, seed=1), "need"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_explained(dataset, call, message):
+    with pytest.raises(batchmill.OptionError, match=message):
+        call(dataset)
+
+
+def test_an_input_whose_name_is_not_utf8_cannot_be_tried(tmp_path):
+    place = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    place.write_text("word")
+    with pytest.raises(batchmill.OptionError, match="its name is not UTF-8"):
+        batchmill.try_one(place, "batchmill.steps.words:split")
+
+
+def test_numbers_of_numpy_are_numbers(dataset, words):
+    options = {"max_failures": np.int64(3), "memory_limit": np.int64(2**30)}
+    plan = batchmill.plan(words, "steps_under_test:fails_on_b", dataset, **options)
+    assert plan.pending == 0
+    with pytest.raises(batchmill.OptionError, match="JSON"):
+        batchmill.plan(words, "steps_under_test:anything", dataset, params={"key": b"\xff"})

@@ -134,3 +134,18 @@ def test_the_number_of_keys_and_levels_is_limited():
     for value in ([deep], endless):
         with pytest.raises(ValueError, match="the value of 'a' has more than 64 levels"):
             encode_rows(rows_of({"a": value}))
+
+
+def test_a_generator_may_use_its_list_and_array_again():
+    def reuses():
+        numbers, seen = np.zeros(2, int), []
+        for number in range(3):
+            numbers[:] = number
+            seen.append(number)
+            yield {"numbers": numbers, "seen": seen}
+
+    assert json.loads(encode_rows(rows_of(reuses()))) == [
+        {"numbers": [0, 0], "seen": [0]},
+        {"numbers": [1, 1], "seen": [0, 1]},
+        {"numbers": [2, 2], "seen": [0, 1, 2]},
+    ]

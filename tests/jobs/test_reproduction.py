@@ -192,3 +192,13 @@ def run_bundle(folder, code):
     )
     assert ran.returncode == code, ran.stderr
     return ran.stdout
+
+
+@pytest.mark.parametrize(
+    "command", [["reproduce", "out", "b.txt"], ["verify", "out", "--execute", "1"]]
+)
+def test_a_folder_that_does_not_exist_is_reported_before_any_work(dataset, command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--output", "nowhere/x"])
+    assert ended.value.code == 2
+    assert "there is no folder nowhere. Create it." in capsys.readouterr().err

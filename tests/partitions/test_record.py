@@ -8,6 +8,7 @@ from io import BytesIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from jobs import run_job
 
 from batchmill import LedgerError
 from batchmill.layout import PARTITIONS
@@ -79,3 +80,20 @@ def test_a_record_that_cannot_be_trusted_is_rejected_by_name(ledger, content, se
     for read in (last_assignment, partial(last_with, partitioning=HALVES)):
         with pytest.raises(LedgerError, match=rf"/000002{seal}\.parquet: {message}"):
             read(ledger)
+
+
+def test_a_withdrawn_input_keeps_a_group_with_a_long_number(words, tmp_path):
+    users = {"a.txt": 12345678901234567, "b.txt": 12345678901234567, "c.txt": None}
+    users |= {"d.txt": 12345678901234568}
+    column = pa.array(users.values(), pa.int64())
+    whole = pa.table({"input": [*users], "user": column})
+    step = "batchmill.steps.words:split"
+    pq.write_table(whole, words / "all.parquet")
+    pq.write_table(whole.slice(1, 1), words / "b.parquet")
+    run_job(words / "all.parquet", step, tmp_path / "out")
+    options = {"partition": "train=0.5,test=0.5", "group_by": "user", "seed": 1}
+    run_job(words / "b.parquet", step, tmp_path / "out", options=options)
+    rows = last_assignment(Ledger(LocalStore(tmp_path / "out"))).rows.to_pylist()
+    groups = {row["input"]: row["group"] for row in rows}
+    assert groups["a.txt"] == groups["b.txt"] == "group:12345678901234567"
+    assert groups["d.txt"] == "group:12345678901234568"

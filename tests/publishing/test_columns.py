@@ -3,6 +3,7 @@
 import math
 from datetime import date
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -88,6 +89,8 @@ def test_many_different_texts_are_counted_up_to_a_limit(describe):
         ([None, None], "null", ""),
         (pa.array([None], pa.float64()), "number", ""),
         (pa.array([], pa.string()), "text", ""),
+        (np.array([1.5, 1.5], np.float16), "number", "1.5"),
+        (pa.array([0], pa.timestamp("ms", tz="Mars/Olympus")), "timestamp", ""),
     ],
 )
 def test_other_types_are_described(describe, values, kind, text):

@@ -139,6 +139,7 @@ def test_what_differs_between_inputs_is_removed_from_messages():
         "no key * at * in *: * s"
     )
     assert normalised("can't and don't") == "can't and don't"
+    assert normalised("see:/tmp/a and 'b' in c/d.wav") == "see:* and * in *"
     assert normalised("hash 0123456789abcdef of dead beef") == "hash * of dead beef"
 
 
@@ -161,3 +162,9 @@ Extension modules: File "/my/no.py", line 4 in no
 def test_the_file_of_a_cell_has_no_name_for_a_user():
     frame = '  File "/tmp/ipykernel_7/2411712484.py", line 3, in step'
     assert own_frames(frame, "", "failed") == ("step",)
+
+
+def test_a_short_name_of_an_input_is_no_part_of_a_word(run):
+    run({"a": "bad", "d": "bad"})
+    (group,) = read_failures(open_ledger("out")).groups
+    assert group.inputs == 2

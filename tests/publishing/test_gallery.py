@@ -257,3 +257,25 @@ def test_pictures_above_the_limit_of_the_page_are_linked():
     found = [previewer.preview("a.png", pa.BufferReader(png())).picture for _ in range(3)]
     assert bool(found[0])
     assert not found[2]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([10**7], pa.int32()).cast(pa.date32()),
+        pa.array([10**15], pa.timestamp("ms")),
+        pa.array([0], pa.timestamp("ms", tz="Mars/Olympus")),
+    ],
+    ids=["date", "time", "zone"],
+)
+def test_a_table_with_values_that_python_lacks_harms_no_report(column):
+    file = io.BytesIO()
+    pq.write_table(pa.table({"a": column}), file)
+    assert not preview_of("a.parquet", file.getvalue()).rows
+
+
+def test_a_report_has_no_picture_of_an_input_that_may_not_be_read(made, monkeypatch):
+    made({"bad.png": png(), "good.png": png()}, max_failures=1)
+    assert again()[0].failed
+    monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", "/nothing")
+    assert not again()[0].failed

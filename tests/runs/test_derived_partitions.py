@@ -231,3 +231,12 @@ def test_partitions_that_are_numbers_are_inherited(recordings):
     run("clips", "parts", partition="0=0.5,1=0.5")
     assert partition_of_each("made_from", "parts")["01"] == "1"
     assert found("parts") == []
+
+
+def test_verify_reads_no_earlier_dataset_that_may_not_be_read(monkeypatch):
+    run("m.csv", "clips", **SHARES)
+    run("clips", "parts", **SHARES)
+    monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", "/nothing")
+    ((kind, message),) = found("parts")
+    assert kind == "unchecked"
+    assert "BATCHMILL_ALLOWED_INPUTS" in message

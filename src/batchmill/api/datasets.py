@@ -1,7 +1,8 @@
 """List failures, retry failed inputs, verify or export a dataset, or try a step on one file."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -53,7 +54,8 @@ def failures(
         OptionError: There is no such dataset, input, outcome or group.
     """
     place = os.fspath(dataset)
-    table = failure_table(open_ledger(place), place, inputs, _names(kind), _numbers(group))
+    chosen = (_inputs(inputs), _names(kind), _numbers(group))
+    table = failure_table(open_ledger(place), place, *chosen)
     frame: pd.DataFrame = table.to_pandas()
     return frame
 
@@ -80,7 +82,7 @@ def retry(
         OptionError: There is no such dataset, input, outcome or group.
         LedgerError: A run is using the dataset.
     """
-    return release_failures(os.fspath(dataset), inputs, _names(kind), _numbers(group))
+    return release_failures(os.fspath(dataset), _inputs(inputs), _names(kind), _numbers(group))
 
 
 @overload
@@ -139,6 +141,10 @@ def verify(
         StepError: With `execute`: the step cannot be loaded here.
         LedgerError: A run is using the dataset.
     """
+    if execute and (hash or repair):
+        raise OptionError("--execute cannot be combined with --hash or --repair. Drop one.")
+    if not execute and (seed is not None or root or trust_step):
+        raise OptionError("--seed, --root and --trust-step need --execute.")
     if execute:
         # These modules import torch, which the other comparison does not need.
         from batchmill.runs.proof import ProofOptions, parse_count, prove, record_proof
@@ -364,5 +370,17 @@ def _names(kind: str | Sequence[str]) -> tuple[str, ...]:
     return (kind,) if isinstance(kind, str) else tuple(kind)
 
 
-def _numbers(group: int | Sequence[int]) -> Sequence[int]:
-    return (group,) if isinstance(group, int) else group
+def _inputs(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if not isinstance(name, str):
+            kind = type(name).__name__
+            raise OptionError(f"an input is a {kind}, not a name. A list of names needs a star.")
+    return names
+
+
+def _numbers(group: int | Sequence[int]) -> tuple[int, ...]:
+    # An item of a pandas column is a number of numpy.
+    try:
+        return tuple(map(index, group)) if isinstance(group, Iterable) else (index(group),)
+    except TypeError as error:
+        raise OptionError(f"group {group!r}: expected numbers of groups.") from error

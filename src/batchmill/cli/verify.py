@@ -92,6 +92,8 @@ def _execute(
     options = ProofOptions(count=parse_count(count), **chosen)
     if output and output.exists():
         raise OptionError(f"--output {output}: exists. Choose another name.")
+    if output and not output.parent.is_dir():
+        raise OptionError(f"--output {output}: there is no folder {output.parent}. Create it.")
     messages = console(stderr=True, quiet=as_json)
     proofs, unwritten = [], ""
     for proof in prove(

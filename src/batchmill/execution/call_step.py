@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from batchmill.errors import StepError
 from batchmill.execution.failures import ReportedError, failure_of
 from batchmill.execution.read_input import opened
-from batchmill.execution.rows import File, Row, encode_rows, rows_of
+from batchmill.execution.rows import File, Row, detached, encode_rows, rows_of
 from batchmill.execution.staging import Input, StagingArea
 from batchmill.step.load import Step
 from batchmill.storage.fingerprints import Fingerprint
@@ -70,7 +70,7 @@ async def await_step(step: Step, item: Input, staging: StagingArea, seen: Finger
     with _source(step, item, seen) as source:
         result = _call(step, item, source, staging)
         if isinstance(result, AsyncIterable):
-            result = iter([row async for row in result])
+            result = iter([detached(row) async for row in result])
         else:
             result = await result
         return _checked(step, rows_of(result, staging.reserved))

@@ -67,10 +67,24 @@ def rows_of(result: object, reserved: Set[str] = RESERVED_KEYS) -> list[Row]:
     if result is None:
         return []
     if isinstance(result, Iterator):
-        return [_as_row(item, reserved) for item in result if item is not None]
+        return [_as_row(detached(item), reserved) for item in result if item is not None]
     if isinstance(result, list) and all(is_record(item) for item in result):
         return [_as_row(item, reserved) for item in result]
     return [_as_row(result, reserved)]
+
+
+def detached(item: Any) -> Any:
+    """Copy an item of a generator, which may change its lists and arrays for the next item.
+
+    Values become plain values, except files.
+    """
+    kept = _PLAIN | {File}
+    if not is_record(item):
+        return item if type(item) in kept else _plain(item, "value")
+    return {
+        key: value if type(value) in kept else _plain(value, str(key))
+        for key, value in fields_of(item).items()
+    }
 
 
 def encode_rows(rows: Iterable[Row]) -> str:

@@ -61,6 +61,8 @@ def run_single_input(
     stat = None if is_folder else _stat(place)
     if keep and keep.exists() and not keep.is_dir():
         raise OptionError(f"--keep {keep}: is a file. Name a folder.")
+    if place != place.encode(errors="replace").decode():
+        raise OptionError(f"{place}: its name is not UTF-8. Rename the file.")
     if step.kind == "items":
         raise OptionError(
             f"step {step.ref}: has one item per manifest row, so it cannot run on a single file. "

@@ -55,6 +55,8 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
     """
     if output.exists():
         raise OptionError(f"--output {output}: exists. Choose another name.")
+    if not output.parent.is_dir():
+        raise OptionError(f"--output {output}: there is no folder {output.parent}. Create it.")
     ledger = open_ledger(dataset)
     spec = read_spec(ledger, last_run(ledger, dataset))
     record = _record(ledger, dataset, name)

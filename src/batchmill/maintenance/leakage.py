@@ -12,13 +12,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from batchmill.cells import texts_of
-from batchmill.errors import LedgerError, StoreError
+from batchmill.errors import LedgerError, OptionError, StoreError
 from batchmill.layout import MADE_FROM, METADATA, ORIGINAL_INPUT, PARTITION_COLUMN
 from batchmill.ledger.ledger import Ledger
 from batchmill.partitions.groups import inherited_keys, recorded_groups
 from batchmill.partitions.partitioning import by_hash, name_of_key
 from batchmill.partitions.record import Assignment, last_assignment
 from batchmill.planning.run_spec import read_spec
+from batchmill.security.allowlist import check_input
 from batchmill.storage import Store, open_store
 
 
@@ -152,9 +153,10 @@ def compare_with_source(ledger: Ledger) -> Iterator[Finding]:
     if not {MADE_FROM, PARTITION_COLUMN} <= {*rows.columns}:
         return
     try:
+        check_input(source)
         groups = recorded_groups(source)
         table = _read_columns(open_store(source), ["input", PARTITION_COLUMN])
-    except (OSError, pa.ArrowException, LedgerError, StoreError) as error:
+    except (OSError, pa.ArrowException, LedgerError, OptionError, StoreError) as error:
         yield Finding(
             "unchecked",
             f"its partitions were not compared with {source}: {error}. Restore that dataset, or "

@@ -4,6 +4,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterable
+from numbers import Real
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -38,7 +39,8 @@ def as_text(value: object) -> object:
         return ""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    # Numbers of numpy are `Real` too, but its bool is not.
+    return str(value) if isinstance(value, Real) and not isinstance(value, bool) else value
 
 
 def _as_list(value: object) -> object:

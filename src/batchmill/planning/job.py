@@ -126,7 +126,7 @@ def _plain_params(params: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in params.items():
         try:
             plain[name] = to_jsonable_python(value)
-        except PydanticSerializationError as error:
+        except (PydanticSerializationError, UnicodeDecodeError) as error:
             raise OptionError(
                 f"parameter {name!r} is a {type(value).__name__}, which cannot be written as JSON. "
                 "Give a number, text, list or dict, or the path of a file with the value."

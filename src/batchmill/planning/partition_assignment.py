@@ -90,7 +90,8 @@ def _withdrawn(
     names = records["input"].combine_chunks()
     carried = [json.loads(text) for text in records["carried"].to_pylist()]
     wanted = [name for name in (partitioning.group_by, partitioning.stratify) if name]
-    frame = pd.DataFrame(carried, index=range(len(carried)))
+    # With dtype=object, whole numbers stay whole in a column with missing values.
+    frame = pd.DataFrame(carried, index=range(len(carried)), dtype=object)
     frame = frame.reindex(columns=list(dict.fromkeys([*frame.columns, *wanted])))
     inherited = inherited_groups(manifest.dataset if len(names) else "", partitioning)
     groups = read_groups(frame, names, partitioning, inherited)

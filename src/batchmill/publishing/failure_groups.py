@@ -48,7 +48,9 @@ _TEXT_CHARACTERS = 20_000
 # These parts of a message differ between inputs with the same fault: quoted names, paths, addresses
 # and numbers.
 _VARYING = re.compile(
-    r"""(?<!\w)'[^']*'(?!\w) | "[^"]*" | `[^`]*` | [^\s'"(),:;]*[/\\](?:[^\s'"(),;]*[^\s'"(),:;])?
+    # A path begins where a word begins. Otherwise the time for a long word would be quadratic.
+    r"""(?<!\w)'[^']*'(?!\w) | "[^"]*" | `[^`]*`
+    | (?<![^\s'"(),:;`])[^\s'"(),:;]*[/\\](?:[^\s'"(),;]*[^\s'"(),:;])?
     | \b0x[0-9a-fA-F]+\b | \b(?=[a-f]*\d)[0-9a-f]{8,}\b | [-+]?\d[\d.,_]*(?:e[-+]?\d+)?""",
     re.VERBOSE,
 )
@@ -202,7 +204,9 @@ def _add(record: Mapping[str, Any], found: dict[_Key, _Members]) -> int:
 
 def _key(record: Mapping[str, Any]) -> _Key:
     name = last_part(record["input"])
-    message = record["message"].strip().partition("\n")[0].replace(name, "*")
+    message = record["message"].strip().partition("\n")[0]
+    # The name "a" must not replace every "a" in the words of the message.
+    message = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "*", message)
     suffix = splitext(name)[1].lower()
     is_missing = record["outcome"] == "missing"
     return _Key(

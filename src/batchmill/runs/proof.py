@@ -127,6 +127,8 @@ def _prove(
     version = recorded.version
     seed = secrets.randbelow(2**31) if options.seed is None else options.seed
     records = recorded.chosen(options.count, seed)
+    if not len(records):
+        raise OptionError(f"{dataset}: version {version.number} has no result to make again.")
     reasons: dict[str, str] = {}
     found: dict[str, list[ResultDifference]] = {}
     if recorded.step_change:

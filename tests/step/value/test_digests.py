@@ -104,6 +104,60 @@ CHANGED = {
         "from typing import NamedTuple\nclass step(NamedTuple):\n  x: int = VAR",
         "step",
     ),
+    "a property of an enum": (
+        "from enum import Enum\nclass step(Enum):\n  A = 3\n  @property\n  def f(self): return VAR",
+        "step > f",
+    ),
+    "a special method of an enum": (
+        "from enum import Enum\nclass step(Enum):\n  A = 3\n  def __str__(self): return 'VAR'",
+        "step > __str__",
+    ),
+    "the second name of an enum's member": (
+        "from enum import Enum\nclass step(Enum):\n  A = 1\n  B = 2\n  C = VAR",
+        "step",
+    ),
+    "the order of a dataclass": (
+        "from dataclasses import dataclass\n@dataclass(order=VAR)\nclass step:\n  x: int = 1",
+        "step",
+        "False",
+        "True",
+    ),
+    "the metadata of a field": (
+        (
+            "from dataclasses import dataclass, field as f\n@dataclass\n"
+            "class step:\n  x: int = f(default=1, metadata={'scale': VAR})"
+        ),
+        "step",
+    ),
+    "a method of a NamedTuple": (
+        (
+            "from typing import NamedTuple\n"
+            "class step(NamedTuple):\n  x: int\n  def __repr__(self): return 'VAR'"
+        ),
+        "step > __repr__",
+    ),
+    "the constructor of a class from a namedtuple": (
+        (
+            "from collections import namedtuple\n"
+            "class step(namedtuple('B', 'x')):\n"
+            "  def __new__(cls, x): return super().__new__(cls, x + VAR)"
+        ),
+        "step > __new__",
+    ),
+    "the validator of a pydantic model": (
+        (
+            "import pydantic as p\n"
+            "class step(p.BaseModel):\n  x: int = 1\n"
+            "  @p.field_validator('x', mode='VAR')\n  def check(cls, x): return x"
+        ),
+        "step",
+        "before",
+        "after",
+    ),
+    "the shape of an empty array": (
+        "import numpy as np\nX = np.zeros((0, VAR))\ndef step(s): return X",
+        "step > X",
+    ),
     "a wrapped function": (
         "import functools as t\ndef d(f): return t.wraps(f)(lambda: f)\n@d\ndef step(): return VAR",
         "step > f",
@@ -145,6 +199,17 @@ def test_the_step_stays_the_same_after_a_change_of(before, after, with_source):
 )
 def test_docstrings_do_not_count_if_the_source_is_known(before, after):
     assert digests(code_of(before)) == digests(code_of(after))
+
+
+def test_a_pydantic_model_stays_the_same_in_another_process_and_after_its_use():
+    text = (
+        "import pydantic as p\nclass M(p.BaseModel):\n  x: int = 1\n"
+        "  @p.field_validator('x')\n  def check(cls, x): return x\ndef step(s): return M(x=s)"
+    )
+    # Another class with the same code has other addresses.
+    used, same = Notebook().cell(text), Notebook().cell(text)
+    used["M"]().x = 4
+    assert digests(value_code("cell", used["step"])) == digests(value_code("cell", same["step"]))
 
 
 @pytest.mark.parametrize("with_source", [True, False])

@@ -69,7 +69,9 @@ def describe_columns(store: Store) -> Columns:
 def _describe(table: pq.ParquetFile, field: pa.Field) -> Column:
     def read() -> Iterator[pa.Array]:
         for batch in table.iter_batches(_ROWS, columns=[field.name]):
-            yield batch.column(field.name)
+            part = batch.column(field.name)
+            # Arrow has few functions for numbers with 16 bits.
+            yield part.cast(pa.float32()) if pa.types.is_float16(part.type) else part
 
     if pa.types.is_integer(field.type):
         return _numbers(field.name, "whole number", read)
@@ -85,7 +87,7 @@ def _describe(table: pq.ParquetFile, field: pa.Field) -> Column:
     kind = "text" if is_text else "true or false" if pa.types.is_boolean(field.type) else ""
     try:
         return _texts(field.name, kind or str(field.type), read)
-    except pa.ArrowNotImplementedError:  # Its values have no text, such as lists.
+    except pa.ArrowException:  # Its values have no text: lists, or times of an unknown zone.
         return Column(field.name, str(field.type), "", sum(part.null_count for part in read()))
 
 

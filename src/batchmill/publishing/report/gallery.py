@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from batchmill.errors import StoreError
 from batchmill.layout import FILES, INPUT_COLUMN, METADATA, OUTPUT_COLUMN
 from batchmill.ledger.published_tables import TableMetadata
+from batchmill.security.allowlist import refused_inputs
 from batchmill.storage import Store, is_url
 from batchmill.urls import join
 
@@ -233,10 +234,11 @@ def _counts(table: pq.ParquetFile) -> Iterator[int]:
 def _thumbnails(
     failed: Sequence[str], root: str, previewer: Previewer
 ) -> Iterator[tuple[str, str]]:
-    for name in failed:
-        path = join(root, name)
+    paths = [join(root, name) for name in failed]
+    refused = refused_inputs(paths)
+    for number, (name, path) in enumerate(zip(failed, paths, strict=True)):
         # A pipe or a device cannot be read.
-        if is_url(path) or not os.path.isfile(path):
+        if number in refused or is_url(path) or not os.path.isfile(path):
             continue
         with suppress(OSError), pa.OSFile(path) as file:
             picture = previewer.thumbnail(name, file)
@@ -262,10 +264,12 @@ def _first_rows(file: pa.NativeFile) -> list[list[str]]:
         table = pq.ParquetFile(file)
         names = table.schema_arrow.names[:_COLUMNS]
         batch = next(table.iter_batches(_ROWS, columns=names), None)
-    except (OSError, pa.ArrowException):
+        rows = batch.to_pylist() if batch else []
+        return [names, *([_cell(row[name]) for name in names] for row in rows)]
+    except Exception:
+        # Arrow and Python raise errors of many types for values that Python does not have, such as
+        # a date after the year 9999 or an unknown time zone. None of them may end a run.
         return []
-    rows = batch.to_pylist() if batch else []
-    return [names, *([_cell(row[name]) for name in names] for row in rows)]
 
 
 def _cell(value: Any) -> str:

@@ -53,7 +53,8 @@ def write_report(ledger: Ledger, run: int, dataset: str) -> Report:
     failed = facts.failures["input"].to_pylist()
     gallery = gather_gallery(ledger.store, failed, facts.spec.root)
     page = render(report, gallery, describe_columns(ledger.store))
-    ledger.store.write(REPORT, page.encode())
+    # The path of a dataset may have bytes that are not UTF-8.
+    ledger.store.write(REPORT, page.encode("utf-8", "replace"))
     return report
 
 
@@ -165,7 +166,7 @@ def _folder(dataset: str) -> str:
 
     A notebook is shown below the address of its folder, and its kernel works in that folder.
     """
-    return "" if is_url(dataset) else quote(os.path.relpath(dataset))
+    return "" if is_url(dataset) else quote(os.fsencode(os.path.relpath(dataset)))
 
 
 def _shown(name: str) -> str:

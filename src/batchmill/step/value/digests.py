@@ -6,6 +6,7 @@ import enum
 import functools
 import hashlib
 import inspect
+import os
 import pickle
 import sys
 import types
@@ -28,7 +29,11 @@ _NO_MEMBERS = {
     "__module__", "__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__",
     "__abstractmethods__", "_abc_impl", "__orig_bases__", "__slots__", "__dataclass_fields__",
     "__dataclass_params__", "__annotate__", "__annotate_func__", "__annotations_cache__",
+    # pydantic's members contain addresses, follow from other members, or change in use.
+    "__pydantic_core_schema__", "__pydantic_validator__", "__pydantic_serializer__",
+    "__pydantic_setattr_handlers__", "__pydantic_parent_namespace__", "__signature__",
 }  # fmt: skip
+_DATACLASS_OPTIONS = ("init", "repr", "eq", "order", "unsafe_hash", "frozen")
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _REMEDY = (
     "Create it inside the function, give the step its path as a parameter, or give its class a "
@@ -116,7 +121,9 @@ class _Walk:
         if type(value) in _ATOMS:
             return f"{type(value).__name__} {value!a}"
         if type(value) in _BUFFERS:
-            return f"bytes {hashlib.blake2b(memoryview(value).cast('B')).hexdigest()}"
+            # An array without items, such as one of shape (0, 3), cannot be cast.
+            data = memoryview(value)
+            return f"bytes {hashlib.blake2b(data.cast('B') if data.nbytes else b'').hexdigest()}"
         if id(value) in self._keys:
             return f"@{self._keys[id(value)]}"
         if id(value) in self._active:
@@ -136,6 +143,8 @@ class _Walk:
         name = type(value).__name__
         if isinstance(value, types.ModuleType):
             return self._module(value, (), path)
+        if value is os.environ:
+            return "import os:environ"  # Its variables differ in each process.
         if isinstance(value, types.FunctionType | type) and is_importable(value):
             return self._imported(value, path)
         if isinstance(value, types.FunctionType):
@@ -161,6 +170,10 @@ class _Walk:
         return self._object(value, path)
 
     def _object(self, value: Any, path: tuple[str, ...]) -> Iterable[str] | str:
+        kind = type(value)
+        if kind.__name__ == "Decorator" and kind.__module__.startswith("pydantic."):
+            # It contains an address. Its function is a member of the model.
+            return [kind.__name__, self._token(value.info, path)]
         own = getattr(type(value), "__fingerprint__", None)
         if own:
             return [self._token(type(value), path), str(own(value))]
@@ -251,7 +264,8 @@ class _Walk:
 
 
 def _tensor_parts(tensor: Any) -> list[str]:
-    plain = tensor.detach().cpu().contiguous().flatten()
+    # Also with the sign and the conjugate that torch has not applied yet.
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten()
     data = plain.view(sys.modules["torch"].uint8).numpy()
     content = hashlib.blake2b(memoryview(data)).hexdigest()
     return [str(tensor.dtype), str(tuple(tensor.shape)), str(tensor.requires_grad), content]
@@ -267,12 +281,15 @@ def _contents(cell: types.CellType) -> Iterator[Any]:
 def _members(kind: type) -> Iterator[tuple[str, Any]]:
     """Yield the members that the class's author wrote."""
     if issubclass(kind, enum.Enum):
-        yield from ((member.name, member.value) for member in kind)
+        # Also the other names of a member, which the class does not yield.
+        yield from ((name, member.value) for name, member in kind.__members__.items())
     if dataclasses.is_dataclass(kind):
+        options: Any = kind.__dataclass_params__  # type: ignore[attr-defined]
+        yield "options", [getattr(options, name) for name in _DATACLASS_OPTIONS]
         yield "fields", [
             (f.name, None if f.default is dataclasses.MISSING else [f.default],
              None if f.default_factory is dataclasses.MISSING else f.default_factory,
-             f.init, f.compare, f.kw_only)
+             f.init, f.compare, f.kw_only, f.repr, f.hash, dict(f.metadata))
             for f in dataclasses.fields(kind)
         ]  # fmt: skip
     for name, value in sorted(vars(kind).items()):
@@ -284,12 +301,24 @@ def _members(kind: type) -> Iterator[tuple[str, Any]]:
 def _is_generated(kind: type, name: str, value: object) -> bool:
     """Return whether Python made a member of a dataclass, NamedTuple or Enum."""
     if issubclass(kind, enum.Enum):
-        is_inner = name.startswith("_") or isinstance(value, kind)
-        return is_inner or not isinstance(inspect.unwrap(value), types.FunctionType)  # type: ignore[arg-type]
+        # A property has no other code than its functions.
+        functions: tuple[object, ...] = (value,)
+        if isinstance(value, property):
+            functions = (value.fget, value.fset, value.fdel)
+        return not any(_is_from_author(function, "enum") for function in functions)
     has_fields = issubclass(kind, tuple) and hasattr(kind, "_fields")
-    if has_fields and (type(value).__name__ == "_tuplegetter" or name in _OF_NAMED_TUPLES):
+    if has_fields and type(value).__name__ == "_tuplegetter":
         return True
+    if has_fields and name in _OF_NAMED_TUPLES:
+        return not _is_from_author(value, "collections", f"namedtuple_{kind.__name__}")
     return dataclasses.is_dataclass(kind) and name in _OF_DATACLASSES and _is_from_text(value)
+
+
+def _is_from_author(value: Any, *generators: str) -> bool:
+    """Return whether a member is a function that none of these modules has made."""
+    function = getattr(value, "func", getattr(value, "__func__", value))
+    function = inspect.unwrap(function) if callable(function) else function
+    return isinstance(function, types.FunctionType) and function.__module__ not in generators
 
 
 _OF_NAMED_TUPLES = {
