@@ -164,6 +164,8 @@ def test_the_commands_show_the_comparison(job, capsys):
     command = (job.folder / "m.csv", "--step", f"{job.module}:step", "--output", job.dataset)
     job.edit(helper=SAME)
     assert "is equal: --verify-change 300\n" in shown("plan", *command)
+    for options in (["--force"], ["--force", "--verify-change", "2"]):
+        assert "sample" not in shown("plan", *command, *options)
     assert "compares a sample of 4 inputs" in shown("plan", *command, "--verify-change", 4)
     ran = shown("run", *command, "--verify-change", 4)
     assert "--verify-change: 0 of 4 differ" in ran

@@ -114,10 +114,13 @@ def partitions_as_json(prepared: Prepared) -> dict[str, object]:
 
 def _check_lines(prepared: Prepared) -> list[str]:
     """Return a line about `--verify-change` if it applies to the changes of the step."""
-    if prepared.adoption() or not prepared.step_changes or not code_changes(prepared).steps:
+    options = prepared.job.options.run
+    if options.force or prepared.adoption():
         return []
-    if prepared.job.options.run.verify_change:
-        count = counted(prepared.job.options.run.verify_change, "input")
+    if not prepared.step_changes or not code_changes(prepared).steps:
+        return []
+    if options.verify_change:
+        count = counted(options.verify_change, "input")
         return [f"The run first compares a sample of {count}. If it is equal, outputs are kept."]
     return ["To keep the outputs if a sample of 300 inputs is equal: --verify-change 300"]
 
