@@ -3,6 +3,7 @@
 import datetime
 import enum
 import json
+import os
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -149,3 +150,10 @@ def test_a_generator_may_use_its_list_and_array_again():
         {"numbers": [1, 1], "seen": [0, 1]},
         {"numbers": [2, 2], "seen": [0, 1, 2]},
     ]
+
+
+def test_an_entry_of_a_folder_is_its_path(tmp_path):
+    (tmp_path / "a.wav").touch()
+    for form in (iter, list):
+        result = form([{"output": entry} for entry in os.scandir(tmp_path)])
+        assert json.loads(encode_rows(rows_of(result))) == [{"output": f"{tmp_path}/a.wav"}]

@@ -43,6 +43,7 @@ class File:
 
 
 _PLAIN = frozenset({bool, int, str, type(None)})
+_DETACHED = _PLAIN | {float, File}
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
@@ -78,11 +79,10 @@ def detached(item: Any) -> Any:
 
     Values become plain values, except files.
     """
-    kept = _PLAIN | {File}
     if not is_record(item):
-        return item if type(item) in kept else _plain(item, "value")
+        return item if type(item) in _DETACHED else _plain(item, "value")
     return {
-        key: value if type(value) in kept else _plain(value, str(key))
+        key: value if type(value) in _DETACHED else _plain(value, str(key))
         for key, value in fields_of(item).items()
     }
 
@@ -196,7 +196,7 @@ def _plain(value: Any, where: str, level: int = 1) -> Any:
     if hasattr(value, "isoformat"):
         return value.isoformat()
     if hasattr(value, "__fspath__"):
-        return str(value)
+        return os.fsdecode(value)  # The `str` of an entry of `os.scandir` is not its path.
     if hasattr(value, "value") and hasattr(value, "name"):  # an Enum
         return _plain(value.value, where, level)
     raise _unknown_type(value, where)

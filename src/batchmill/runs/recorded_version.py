@@ -141,7 +141,8 @@ class RecordedVersion:
             values = [row.get(field.name) for row in rows]
             is_text = pa.types.is_temporal(field.type) or pa.types.is_decimal(field.type)
             if place >= 0:
-                with suppress(pa.ArrowException, TypeError):  # It was another column then.
+                # It may have been another column then.
+                with suppress(pa.ArrowException, TypeError, OverflowError):
                     typed = pa.array(values, pa.string() if is_text else field.type)
                     columns = columns.set_column(place, field.name, typed.cast(field.type))
         return columns

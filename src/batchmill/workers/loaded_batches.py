@@ -5,6 +5,7 @@ again in two halves. This repeats until the faulty input is alone in its batch.
 """
 
 import logging
+import os
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -152,9 +153,12 @@ def gather_batch(items: Sequence[int | Sample], *, collate: Callable[[list[Any]]
     if len(loaded) == 1:
         # The channel shows the input, so it is known if `collate` kills the worker.
         this_worker.channel.resume(loaded[0].index)
+    pid = os.getpid()
     try:
         return batch._replace(pickled=_pickled(collate([sample.value for sample in loaded])))
-    except BaseException as error:  # noqa: BLE001  # The user's code may raise anything.
+    except BaseException as error:  # The user's code may raise anything.
+        if os.getpid() != pid:
+            raise  # `collate` forked this process, which must not return a batch.
         return batch._replace(fault=fault_of(error))
     finally:
         this_worker.channel.leave()

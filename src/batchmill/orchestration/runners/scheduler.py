@@ -6,6 +6,7 @@ inputs to nodes that would be idle.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from prefect.logging import get_run_logger
@@ -80,9 +81,11 @@ class ShardScheduler:
             reason = str(error).partition("\n")[0] or type(error).__name__
             for submitted in self.queue.running.values():
                 self.queue.record_end(submitted, Crashed(message=reason))
-                # Ray may outlive this run. A runner that is lost would not respond.
-                if not isinstance(error, RunError):
-                    self.runner.kill(submitted.future)
+            # Ray may outlive this run. A runner that is lost would not respond.
+            if not isinstance(error, RunError):
+                with suppress(RunError):  # It is lost now. `error` came first.
+                    for future in self.queue.futures:
+                        self.runner.kill(future)
             raise
 
     def kill(self, seconds: float) -> None:
