@@ -100,6 +100,10 @@ def test_without_outputs_the_inputs_are_exported(words, tmp_path):
         ("at >= '2024-01-02'", ["1.src"]),
         ("at == at.max()", ["1.src"]),
         ("id == 9007199254740992", ["0.src"]),
+        ("id / 2 > 3", ["0.src", "1.src"]),
+        ("at >= '2024-01-02' & day == '2024-01-02'", ["1.src"]),
+        ("day == '2024-01-01' & at.notna()", ["0.src"]),
+        ("code == 1152921504606846977", ["1.src"]),
         ("price == 0.1", ["0.src"]),
         ("hour == '01:00:00'", ["1.src"]),
         ("hour >= '01:00:00'", ["1.src"]),
@@ -113,6 +117,7 @@ def test_conditions_on_dates_times_and_large_numbers(tmp_path, where, expected):
         "day": pa.array([day and day.date() for day in days]),
         "id": [2**53, 2**53 + 1, None],
         "price": [Decimal("0.1"), Decimal("2.5"), None],
+        "code": [Decimal(2**60), Decimal(2**60 + 1), None],
         "hour": [datetime.time(0), datetime.time(1), None],
     }
     dataset = publish_rows(tmp_path / "d", texts(3), **columns)
@@ -151,6 +156,8 @@ def test_two_partitions_are_not_one_split(tmp_path):
     dataset = publish_rows(tmp_path / "d", texts(2), partition=["a-b", "a_b"])
     with pytest.raises(OptionError, match="would be one split: 'a-b', 'a_b'"):
         inputs(dataset)
+    unassigned = publish_rows(tmp_path / "u", texts(2), partition=["unassigned", None])
+    assert len(inputs(unassigned)) == 2
     assert inputs(dataset, partitions=("a-b",)) == ["0.src"]
 
 

@@ -265,7 +265,7 @@ def test_values_of_columns_stay_as_they_are(folder):
         "digit": pd.Series([2, 10], dtype="category"),
         "month": pd.period_range("2024-01", periods=2, freq="M"),
         "meta": [{"x": 1}, {"y": 2.5}],
-        "tags": [[1, 2], [0.5]],
+        "tags": [[1, 2], [0.5, float("nan"), {b"k": None}]],
         "word": pd.Series(["b", "a"], dtype="category"),
     }
     frame = pd.DataFrame({"input": ["a.wav", "sub/b.wav"], **columns})
@@ -274,7 +274,7 @@ def test_values_of_columns_stay_as_they_are(folder):
         "digit": [2, 10],
         "month": ["2024-01", "2024-02"],
         "meta": ['{"x": 1}', '{"y": 2.5}'],
-        "tags": ["[1, 2]", "[0.5]"],
+        "tags": ["[1, 2]", '[0.5, null, {"k": null}]'],
         "word": ["b", "a"],
     }
 

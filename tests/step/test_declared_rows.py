@@ -146,6 +146,7 @@ DATA = (
         (Named, '[{"name":"a"}]'),
         (Model, "[]"),
         (Data, DATA),
+        (Data, DATA.replace("[1.5]", "[1.5,2,null,9223372036854775813]")),
     ],
 )
 def test_rows_as_declared_are_accepted(row, text):

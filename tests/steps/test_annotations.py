@@ -268,6 +268,12 @@ def test_a_table_of_a_recording_with_a_longer_name_is_not_used(tmp_path):
         assert [*labels.within(0, 2)] == [bird]
 
 
+def test_ravens_table_may_have_only_the_name_of_the_recording(tmp_path):
+    (tmp_path / "rec.selections.txt").write_text(RAVEN)
+    (tmp_path / "rec.wav").write_bytes(b"")
+    assert [*read_labels(tmp_path / "rec.wav", str(tmp_path)).within(0, 2)] == ["wren"]
+
+
 def test_a_number_after_a_dot_is_a_part_of_the_name(tmp_path):
     table = tmp_path / "labels.csv"
     table.write_text("file,start,end,label\nday,0,1,a\nday.1,0,1,b\n")

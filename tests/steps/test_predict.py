@@ -349,6 +349,13 @@ def test_nan_in_any_form_of_output_is_an_error(output):
         step.begin(torch.ones(2))()
 
 
+def test_an_output_of_other_objects_has_no_nan():
+    output = {"words": np.array(["a", None], object), "days": np.array(["NaT"], "datetime64[D]")}
+    step = PredictItems([], model="models:mean")
+    step._loaded = torch.device("cpu"), lambda batch: output
+    assert step.begin(torch.ones(2))() is not None
+
+
 @pytest.mark.parametrize("model", [Mean(), Mean, lambda: Mean()])
 def test_a_given_model_or_what_makes_it_predicts(model, arrays):
     inputs = [str(path) for path in sorted(arrays.iterdir())]

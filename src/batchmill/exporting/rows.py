@@ -233,7 +233,8 @@ def _splits(rows: pa.Table, dataset: str) -> pa.Array:
     named = pc.replace_substring_regex(rows[PARTITION_COLUMN].cast(_TEXT), r"[^A-Za-z0-9_]", "_")
     missing = pc.fill_null(pc.equal(named, ""), True)
     splits = pc.if_else(missing, _UNASSIGNED, named)
-    pairs = pa.table([splits, rows[PARTITION_COLUMN].cast(_TEXT).fill_null("")], ["split", "name"])
+    own = pc.if_else(missing, _UNASSIGNED, rows[PARTITION_COLUMN].cast(_TEXT))
+    pairs = pa.table([splits, own], ["split", "name"])
     names = pairs.group_by(["split", "name"]).aggregate([])
     if len(names) > len(pc.unique(names["split"])):
         raise OptionError(

@@ -70,9 +70,19 @@ def _to_text(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     if isinstance(value, dict | list):
-        value = json.dumps(value, default=_to_plain, ensure_ascii=False)
+        value = json.dumps(_with_nulls(value), default=_to_plain, ensure_ascii=False)
     # Arrow text must be UTF-8: lone surrogates become "?".
     return str(value).encode("utf-8", "replace").decode()
+
+
+def _with_nulls(value: Any) -> Any:
+    """Return a list or dict with None for each missing value, because JSON has no NaN or NaT."""
+    if isinstance(value, dict):
+        keys = (key.decode("utf-8", "replace") if isinstance(key, bytes) else key for key in value)
+        return dict(zip(keys, map(_with_nulls, value.values()), strict=True))
+    if isinstance(value, list | tuple):
+        return [_with_nulls(one) for one in value]
+    return None if is_missing(value) or value is pd.NaT else value
 
 
 def _to_plain(value: Any) -> Any:

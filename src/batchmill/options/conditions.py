@@ -7,6 +7,8 @@ import ast
 import math
 import re
 import unicodedata
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -83,7 +85,15 @@ class Condition:
 
         self._compared_with_text = {
             column(part)
-            for node in filter(_compares_text, ast.walk(tree))
+            for node in ast.walk(tree)
+            for part in _compared_with_text(node)
+            if isinstance(part, ast.Name)
+        }
+
+        # In an expression, pandas calculates with floats, but not with Python's whole numbers.
+        self._calculated = {
+            column(part)
+            for node in filter(_is_calculation, ast.walk(tree))
             for part in ast.walk(node)
             if isinstance(part, ast.Name)
         }
@@ -92,8 +102,8 @@ class Condition:
         """Return the columns that the condition names, for `evaluate`.
 
         Dates are text such as 2024-01-31, and times of a day such as 08:30:00, because in pandas
-        no date is equal to a text. Decimals are numbers. Whole numbers that a float would change
-        stay whole in a column with missing values.
+        no date is equal to a text. Decimals with places are floats. Whole numbers that a float
+        would change stay whole in a column with missing values, unless the condition calculates.
         """
         import pandas as pd
 
@@ -105,12 +115,12 @@ class Condition:
             elif pa.types.is_time(field.type):
                 texts = [None if one is None else str(one) for one in values.to_pylist()]
                 values = pa.chunked_array([pa.array(texts, pa.string())])
-            elif pa.types.is_decimal(field.type):
+            elif pa.types.is_decimal(field.type) and field.type.scale > 0:
                 values = values.cast(pa.float64())  # No float is equal to the decimal 0.1.
             chosen = chosen.set_column(number, field.name, values)
         frame: pd.DataFrame = chosen.to_pandas()
         for name in chosen.column_names:
-            if _would_change(chosen[name]):
+            if name not in self._calculated and _would_change(chosen[name]):
                 values = chosen[name].to_pylist()
                 values = [math.nan if value is None else value for value in values]
                 frame[name] = pd.Series(values, dtype=object)
@@ -143,16 +153,41 @@ class Condition:
         return mask.astype(bool)
 
 
-def _compares_text(node: ast.AST) -> bool:
-    """Return whether a node tests equality with a text. pandas uses isin() for all such tests."""
+def _compared_with_text(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what a node tests for equality with a text. pandas uses isin() for all such tests.
+
+    Only whole operands count: in `a >= "x" & b == "y"`, Python reads `"x" & b` as one operand, but
+    pandas compares b with "y".
+    """
+    pairs: list[tuple[ast.AST, ast.AST]] = []
     if isinstance(node, ast.Compare):
-        is_test = any(
-            isinstance(sign, ast.Eq | ast.NotEq | ast.In | ast.NotIn) for sign in node.ops
-        )
-    else:
-        is_test = isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "isin"
-    parts = ast.walk(node) if is_test else ()
+        parts = [node.left, *node.comparators]
+        pairs = [
+            pair
+            for sign, pair in zip(node.ops, pairwise(parts), strict=True)
+            if isinstance(sign, ast.Eq | ast.NotEq | ast.In | ast.NotIn)
+        ]
+    elif (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "isin"
+    ):
+        pairs = [(node.func.value, given) for given in node.args]
+    for one, other in [*pairs, *((other, one) for one, other in pairs)]:
+        if _is_text(other):
+            yield one
+
+
+def _is_text(node: ast.AST) -> bool:
+    parts = node.elts if isinstance(node, ast.List | ast.Tuple | ast.Set) else [node]
     return any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in parts)
+
+
+def _is_calculation(node: ast.AST) -> bool:
+    """Return whether a node is arithmetic, or calls a function such as sqrt."""
+    if isinstance(node, ast.BinOp):
+        return not isinstance(node.op, ast.BitAnd | ast.BitOr)
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
 
 
 def _would_change(column: pa.ChunkedArray) -> bool:

@@ -47,6 +47,8 @@ _CHUNK = 10_000
 _TEXT_CHARACTERS = 20_000
 # These parts of a message differ between inputs with the same fault: quoted names, paths, addresses
 # and numbers.
+# A shorter name of an input is often a part of words.
+_LEAST_NAME = 4
 _VARYING = re.compile(
     # A path begins where a word begins. Otherwise the time for a long word would be quadratic.
     r"""(?<!\w)'[^']*'(?!\w) | "[^"]*" | `[^`]*`
@@ -205,8 +207,8 @@ def _add(record: Mapping[str, Any], found: dict[_Key, _Members]) -> int:
 def _key(record: Mapping[str, Any]) -> _Key:
     name = last_part(record["input"])
     message = record["message"].strip().partition("\n")[0]
-    # The name "a" must not replace every "a" in the words of the message.
-    message = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "*", message)
+    if len(name) >= _LEAST_NAME:
+        message = message.replace(name, "*")
     suffix = splitext(name)[1].lower()
     is_missing = record["outcome"] == "missing"
     return _Key(

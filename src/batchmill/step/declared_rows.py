@@ -204,15 +204,18 @@ def _array(dtype: str | None) -> Any:
     import pydantic
     import pydantic_core
 
-    fitting = {"b": "b", "i": "iu", "u": "iu", "f": "iuf", "U": "U"}
-    kinds = fitting.get(np.dtype(dtype).kind) if dtype else None
-    if kinds is None:
+    members: dict[str, set[type]] = {
+        "b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "U": {str}
+    }  # fmt: skip
+    fitting = members.get(np.dtype(dtype).kind) if dtype else None
+    if fitting is None:
         return list
+    fitting = fitting | {type(None)}  # A missing number.
 
     def check(values: list[Any]) -> list[Any]:
-        with suppress(ValueError):  # Lists of several lengths are no array.
-            found = np.asarray(values)
-            if not found.size or found.dtype.kind in kinds:
+        with suppress(ValueError):  # Lists of several lengths may be no array.
+            # As numbers, NumPy would make floats of 1 and 2**63.
+            if {*map(type, np.asarray(values, object).flat)} <= fitting:
                 return values
         text = "Input should be an array of {dtype}"
         raise pydantic_core.PydanticCustomError("array", text, {"dtype": dtype})

@@ -16,7 +16,7 @@ from batchmill.steps.annotation_tables import Annotation, AnnotationError, parse
 SUFFIXES = (".txt", ".csv", ".tsv")
 # The end of the name of Raven's table for `x.wav`, such as `x.Table.1.selections.txt`.
 # `x.part2.Table.1.selections.txt` is the table of another recording, `x.part2.wav`.
-_SELECTIONS = re.compile(r"\.[^.]+(\.\d+)?\.selections\.txt")
+_SELECTIONS = re.compile(r"(\.[^.]+(\.\d+)?)?\.selections\.txt")
 
 
 class Labels:
@@ -59,8 +59,8 @@ def read_labels(
     """Read the annotations of a recording.
 
     In a folder, the tables of `site/x.wav` are `x.csv`, `x.txt`, `x.tsv` and Raven's
-    `x.Table.1.selections.txt` (any `x.*.selections.txt`), in the subfolder `site` or in the folder
-    itself. A recording without a table has no labels.
+    `x.Table.1.selections.txt` (or `x.NAME.selections.txt`), in the subfolder `site` or in the
+    folder itself. A recording without a table has no labels.
 
     Args:
         source: The recording.

@@ -34,9 +34,13 @@ COLLATES = ("default", "pad")
 
 
 def _refuse_nan(value: Any) -> None:
-    is_number = isinstance(value, float | np.floating | np.ndarray | torch.Tensor)
-    # Only NaN differs from itself. This holds for all types of numbers.
-    if is_number and np.any(np.asarray(value != value)):
+    if isinstance(value, torch.Tensor):
+        has_nan = bool(value.isnan().any())
+    else:
+        # Other arrays, such as those of objects or dates, have no NaN.
+        is_number = isinstance(value, float | np.floating | np.ndarray)
+        has_nan = is_number and np.asarray(value).dtype.kind in "fc" and bool(np.isnan(value).any())
+    if has_nan:
         raise ValueError(
             "the model returned NaN, which is not a result. Check the input and the model. For a "
             "missing value, return a list with a dict per sample, and None as the value."

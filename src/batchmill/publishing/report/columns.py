@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from batchmill.errors import StoreError
 from batchmill.layout import METADATA
 from batchmill.storage import Store, if_exists
 from batchmill.storage.large_tables import count_values
@@ -55,7 +56,7 @@ _Read = Callable[[], Iterator[pa.Array]]
 
 def describe_columns(store: Store) -> Columns:
     """Describe the columns of the table in a store; nothing without a readable table."""
-    with suppress(OSError, pa.ArrowException):
+    with suppress(OSError, pa.ArrowException, StoreError):
         file = if_exists(store.open, METADATA)
         if file:
             with file:
