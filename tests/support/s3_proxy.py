@@ -2,7 +2,7 @@
 
 import http.client
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -91,7 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.server.sent.append(len(content))
-            self.wfile.write(content)
+            with suppress(ConnectionError):  # The client may have all that it needs.
+                self.wfile.write(content)
 
     def log_message(self, *_):
         """Print nothing."""

@@ -73,7 +73,12 @@ def read_module(
         ValueError: The source contains a null byte.
         RecursionError: The source is nested too deeply.
     """
-    tree = ast.parse(text)
+    try:
+        tree = ast.parse(text)
+    except SystemError:
+        # Python 3.11 confuses two threads that parse, and a thread that prints a traceback parses:
+        # https://github.com/python/cpython/issues/106905.
+        tree = ast.parse(text)
     package = name if is_package else name.rpartition(".")[0]
     statements = list(_executed(tree.body))
     definitions: dict[str, list[ast.stmt]] = {}
