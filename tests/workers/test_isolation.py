@@ -420,16 +420,25 @@ def retries_at_once(monkeypatch):
 def test_a_retry_runs_between_other_inputs():
     """Otherwise a run of 100,000 inputs would show its first failure at its end."""
     seen = []
+    received = multiprocessing.get_context("fork").Event()
 
     def run(index):
+        if index == 100:
+            assert received.wait(60)
         kind = "failed" if index == 3 else "ok"
         return Outcome(str(index), str(index), kind, 1, 0.0, 0.0, "here")
+
+    def deliver(outcomes):
+        seen.extend(outcomes)
+        # Outcomes arrive in order, so the failure of input 3 has been received, too.
+        if any(int(outcome.input) > 3 for outcome in outcomes):
+            received.set()
 
     IsolatedExecutor(
         count=200,
         run=run,
         lost=lambda index, death: pytest.fail(f"input {index} was reported as lost"),
-        deliver=seen.extend,
+        deliver=deliver,
         limits=Limits(),
         retries=1,
     ).execute(batch_size=1, num_workers=1)
