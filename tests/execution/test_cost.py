@@ -42,9 +42,9 @@ BATCHES = 10
 # The calls to read and hash an input, and to check the state of its worker.
 READ = {"open": 1, "fstat": 1, "read": 2, "lseek": 3, "getcwd": 1}
 # The additional calls create the step's folder and file, list the folder, hash the file, and move
-# the folder into the dataset. One `open` checks that the folder of outputs is not a link. There is
-# no `fsync`.
-WRITTEN = {**READ, "open": 4, "fstat": 2, "read": 4, "stat": 2, "mkdir": 1, "list": 1, "rename": 1}
+# the folder into the dataset. One `open` checks that the folder of outputs is not a link, and one
+# `stat` that the file is not a hard link. There is no `fsync`.
+WRITTEN = {**READ, "open": 4, "fstat": 2, "read": 4, "stat": 3, "mkdir": 1, "list": 1, "rename": 1}
 
 
 @pytest.fixture(autouse=True)

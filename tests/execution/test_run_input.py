@@ -216,6 +216,18 @@ def test_a_symbolic_link_is_rejected(dataset, source, tmp_path):
     assert files_in(dataset) == []
 
 
+def test_a_hard_link_to_the_input_becomes_a_file_of_its_own(dataset, source):
+    def step(source, out):
+        os.link(source, out / "same.txt")
+        return {"output": "same.txt"}
+
+    before = source.read_bytes()
+    outcome = run(dataset, source, step_of(step))
+    source.write_bytes(b"changed later")
+    (output,) = outcome.outputs
+    assert (dataset / output.path).read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

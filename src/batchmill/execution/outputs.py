@@ -1,6 +1,7 @@
 """Moves the files that a step wrote from its private folder into the dataset."""
 
 import os
+import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -19,6 +20,7 @@ from batchmill.storage.store import Upload
 # The digits of the hash in a folder's name. With 48 bits, two different outputs of one input
 # practically never have the same name.
 _DIGITS = 12
+_COPY_BYTES = 2**20
 
 
 class OutputError(Exception):
@@ -182,11 +184,21 @@ def _written(folder: Path, prefix: str = "") -> Iterator[str]:
                 _make_writable(entry.path, entry.stat().st_mode)
                 yield from _written(Path(entry.path), f"{name}/")
             elif entry.is_file():
+                if entry.stat().st_nlink > 1:
+                    _detach(entry.path)
                 yield name
             else:
                 raise OutputError(
                     f"the step wrote {name!r}, which is not a regular file. Write a regular file."
                 )
+
+
+def _detach(path: str) -> None:
+    """Replace a hard link by a copy. Otherwise, a change of the other file would change it, too."""
+    with open(path, "rb", buffering=0) as linked:
+        os.unlink(path)
+        with open(path, "xb", buffering=0) as copy:
+            shutil.copyfileobj(linked, copy, _COPY_BYTES)
 
 
 def _compare(named: set[str], written: set[str]) -> None:
