@@ -182,10 +182,11 @@ class RunOptions(Options):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.accept_change and self.verify_change:
+        if self.force + self.accept_change + bool(self.verify_change) > 1:
             raise OptionError(
-                "--accept-change and --verify-change cannot be combined: one keeps the outputs "
-                "without a comparison, the other compares a sample. Choose one."
+                "--force, --accept-change and --verify-change cannot be combined: the first "
+                "executes all inputs again, the second keeps the outputs without a comparison, and "
+                "the third compares a sample. Choose one."
             )
         return self
 
