@@ -8,7 +8,6 @@ import threading
 
 import pytest
 
-from batchmill.orchestration import interrupts as module
 from batchmill.orchestration.interrupts import interrupts
 
 
@@ -86,8 +85,7 @@ def test_the_second_signal_does_not_end_an_interactive_process():
     assert (code, out, err) == (0, "ended\ncontinued\n", "")
 
 
-def test_a_process_continues_if_its_run_ends_after_the_second_signal(monkeypatch):
-    monkeypatch.setattr(module, "_END_SECONDS", 0.1)
+def test_a_process_continues_if_its_run_ends_after_the_second_signal():
     with interrupts() as signals:
         signals.defer()
         send()

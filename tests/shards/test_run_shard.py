@@ -391,25 +391,27 @@ def test_known_failures_can_be_ignored(words, tmp_path):
 
 
 @pytest.fixture
-def slow_store(monkeypatch):
-    """Reading an input takes longer than the timeout."""
+def slow_store(monkeypatch, request):
+    """Reading an input takes this number of seconds."""
     read = read_input.fingerprint
 
     def slowly(path):
-        time.sleep(0.8)
+        time.sleep(request.param)
         return read(path)
 
     monkeypatch.setattr(read_input, "fingerprint", slowly)
 
 
 @pytest.mark.usefixtures("slow_store")
+@pytest.mark.parametrize("slow_store", [2.0], indirect=True)
 def test_the_timeout_does_not_include_the_time_to_read_an_input(words, tmp_path):
-    policy = FailurePolicy(retries=0, timeout=0.4)
+    policy = FailurePolicy(retries=0, timeout=1.5)
     step = "batchmill.steps.words:split"
     assert run_job(words / "a*.txt", step, tmp_path / "out", policy=policy).outcomes == {"ok": 1}
 
 
 @pytest.mark.usefixtures("slow_store")
+@pytest.mark.parametrize("slow_store", [60.0], indirect=True)
 def test_a_transfer_has_a_time_limit_of_its_own(words, tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog, "TRANSFER_SECONDS", 0.3)
     policy = FailurePolicy(retries=0, timeout=60)

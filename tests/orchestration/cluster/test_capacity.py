@@ -8,6 +8,7 @@ import ray
 from batchmill.blocks.ray_cluster import RayCluster
 
 from batchmill import RunError
+from batchmill.orchestration.cluster import capacity
 from batchmill.orchestration.cluster.capacity import (
     LivingNodes,
     Node,
@@ -26,7 +27,7 @@ NODES = [
 
 @pytest.fixture
 def living(monkeypatch):
-    monkeypatch.setattr("batchmill.orchestration.cluster.capacity._HEAD_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(capacity, "_HEAD_ANSWER_SECONDS", 60.0)
     with socket.create_server(("127.0.0.1", 0)) as head:
         port = head.getsockname()[1]
         yield LivingNodes(RayCluster(address=f"ray://127.0.0.1:{port}"))
@@ -47,14 +48,15 @@ def test_a_head_that_accepts_connections_but_does_not_respond(living, monkeypatc
         return NODES
 
     monkeypatch.setattr(ray, "nodes", ask)
+    monkeypatch.setattr(capacity, "_HEAD_ANSWER_SECONDS", 0.2)
     assert (living(), living()) == (None, None)
     assert len(asked) == 1  # The second call waits for the first request.
-    monkeypatch.setattr("batchmill.orchestration.cluster.capacity._HEAD_SECONDS", 0.0)
+    monkeypatch.setattr(capacity, "_HEAD_SECONDS", 0.0)
     with pytest.raises(RunError, match="stopped responding"):
         living()
     answers.set()
-    assert [node.id for node in living()] == ["a", "b"]
     asked[0].join()
+    assert [node.id for node in living()] == ["a", "b"]
 
 
 def test_an_error_of_ray_is_raised_in_the_calling_thread(living, monkeypatch):

@@ -8,8 +8,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from batchmill.orchestration.server.embedded_server import has_server, preparing_server
-from batchmill.orchestration.server.server_process import RECORD, folder_in
+from batchmill.orchestration.server.embedded_server import (
+    has_server,
+    is_running,
+    preparing_server,
+)
+from batchmill.orchestration.server.server_process import RECORD, SERVER_LOCK, folder_in, try_lock
 
 
 class Healthy(BaseHTTPRequestHandler):
@@ -84,3 +88,11 @@ def test_another_program_may_use_the_port_of_a_server_that_was_killed(tmp_path, 
         assert not has_server()
         thread.join()
     assert started == []
+
+
+def test_a_server_that_is_too_busy_to_respond_is_running(tmp_path):
+    record(tmp_path, 1)
+    assert not is_running(tmp_path)  # The file of a server that was killed.
+    with (folder_in(tmp_path) / SERVER_LOCK).open("w") as server:
+        assert try_lock(server)
+        assert is_running(tmp_path)

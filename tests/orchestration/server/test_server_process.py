@@ -1,8 +1,11 @@
 """The process of the temporary server ends if it is not needed."""
 
+import os
 import stat
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from contention import at_once
@@ -76,6 +79,21 @@ def test_the_credentials_are_random_private_and_the_same_for_all_processes(tmp_p
     assert auth_string(folder_in(tmp_path / "other")) not in seen
     assert stat.S_IMODE((folder / PASSWORD).stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [path.name for path in folder.iterdir()] == [PASSWORD]
+
+
+def test_threads_create_the_credentials_once(tmp_path, monkeypatch):
+    link, both = os.link, threading.Barrier(2)
+
+    def link_together(*paths):
+        both.wait(60)
+        link(*paths)
+
+    monkeypatch.setattr(os, "link", link_together)
+    folder = folder_in(tmp_path / "home")
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(auth_string, [folder, folder])
+    assert first == second == (folder / PASSWORD).read_text()
     assert [path.name for path in folder.iterdir()] == [PASSWORD]
 
 

@@ -155,9 +155,10 @@ def embedded_server(home: Path, port: int = ANY_PORT) -> Iterator[TemporaryServe
     _wait_for_end(folder)
 
 
-def find_server(home: Path) -> str | None:
-    """Return the API URL of the running temporary server. None if no server is running."""
-    return _find(folder_in(home))
+def is_running(home: Path) -> bool:
+    """Return whether the temporary server is running. A busy one may not respond for a while."""
+    folder = folder_in(home)
+    return (folder / RECORD).exists() and _is_locked(folder)
 
 
 def _find(folder: Path) -> str | None:

@@ -61,9 +61,10 @@ def auth_string(folder: Path) -> str:
     """
     path = folder / PASSWORD
     if not path.exists():
-        # Another process may do the same. The link has complete content, and only one succeeds.
-        new = folder / f"{PASSWORD}.{os.getpid()}"
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        # Another process or thread may do the same. The link has complete content, and only one
+        # succeeds.
+        new = folder / f"{PASSWORD}.{secrets.token_hex(8)}"
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w") as file:
             file.write(f"batchmill:{secrets.token_urlsafe(24)}")
         with suppress(FileExistsError):
@@ -98,7 +99,8 @@ def serve(port: int) -> int:
             os.dup2(log.fileno(), sys.stdout.fileno())
             os.dup2(log.fileno(), sys.stderr.fileno())
         try:
-            has_started = _serve(folder, users, port or _free_port())
+            with _bound(port) as bound:
+                has_started = _serve(folder, users, bound)
         finally:
             (folder / RECORD).unlink(missing_ok=True)
     return 0 if has_started else 1
@@ -123,11 +125,12 @@ def _lock(server: IO[str]) -> bool:
     return False
 
 
-def _serve(folder: Path, users: IO[str], port: int) -> bool:
+def _serve(folder: Path, users: IO[str], bound: socket.socket) -> bool:
     import uvicorn
     from prefect import settings
     from prefect.server.api.server import create_app
 
+    port = bound.getsockname()[1]
     values = {
         settings.PREFECT_API_URL: f"http://{HOST}:{port}/api",
         settings.PREFECT_SERVER_API_AUTH_STRING: auth_string(folder),
@@ -150,7 +153,7 @@ def _serve(folder: Path, users: IO[str], port: int) -> bool:
         server = uvicorn.Server(uvicorn.Config(create_app(final=True), host=HOST, port=port))
         watcher = threading.Thread(target=_watch, args=(server, folder, users, port), daemon=True)
         watcher.start()
-        server.run()
+        server.run(sockets=[bound])
         return server.started
 
 
@@ -171,11 +174,17 @@ def _watch(server: "uvicorn.Server", folder: Path, users: IO[str], port: int) ->
     server.should_exit = True
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _bound(port: int) -> socket.socket:
+    """Return a socket at a port. Nothing responds there until uvicorn listens.
+
+    uvicorn would bind the port seconds later, when another program may use it.
+    """
+    bound = socket.socket()
+    if port != ANY_PORT:
+        # Without it, a connection that just ended blocks the port.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind((HOST, port))
+    return bound
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, PREFECT_UI_URL
 
 from batchmill.errors import OptionError, ServiceError
-from batchmill.orchestration.server.embedded_server import embedded_server, find_server
+from batchmill.orchestration.server.embedded_server import embedded_server, is_running
 from batchmill.orchestration.server.server_process import HOST
 from batchmill.url_secrets import hide_secrets
 
@@ -38,7 +38,7 @@ class ServedUI(NamedTuple):
         Raises:
             ServiceError: The server ended before.
         """
-        while find_server(self.home):
+        while is_running(self.home):
             next_look = time.monotonic() + _LOOK_SECONDS
             while time.monotonic() < next_look:
                 if stopped():
@@ -70,7 +70,7 @@ def serving_ui(port: int) -> Iterator[ServedUI]:
     home = PREFECT_HOME.value()
     if not 0 < port <= _HIGHEST_PORT:
         raise OptionError(f"--port {port}: expected a number from 1 to {_HIGHEST_PORT}.")
-    if not find_server(home):
+    if not is_running(home):
         _check_is_free(port)
     with embedded_server(home, port) as server:
         yield ServedUI(server.url.removesuffix("/api"), server.auth, home)
