@@ -25,20 +25,10 @@ from typing import TYPE_CHECKING, Any
 from batchmill import version
 
 if TYPE_CHECKING:
-    from batchmill.api.datasets import (
-        diff,
-        export,
-        failures,
-        keep,
-        metadata,
-        retry,
-        try_one,
-        verify,
-        verify_export,
-        versions,
-    )
+    from batchmill.api.datasets import diff, failures, keep, metadata, retry, verify, versions
+    from batchmill.api.exports import export, verify_export
     from batchmill.api.jobs import RunResult, infer, plan, run, status
-    from batchmill.api.try_result import TryResult
+    from batchmill.api.try_one import TryResult, try_one
     from batchmill.errors import (
         BatchmillError,
         CancelledError,
@@ -104,8 +94,9 @@ __all__ = [
 # names without a home in this list are in _OTHERS.
 _OTHERS = "batchmill.api.datasets"
 _HOMES = {
+    "batchmill.api.exports": ("export", "verify_export"),
     "batchmill.api.jobs": ("RunResult", "infer", "plan", "run", "status"),
-    "batchmill.api.try_result": ("TryResult",),
+    "batchmill.api.try_one": ("TryResult", "try_one"),
     "batchmill.errors": tuple(name for name in __all__ if name.endswith(("Error", "RetryAfter"))),
     "batchmill.execution.rows": ("File",),
     "batchmill.exporting.run_export": ("ExportResult",),

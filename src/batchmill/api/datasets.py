@@ -1,18 +1,14 @@
-"""List failures, retry failed inputs, verify or export a dataset, or try a step on one file."""
+"""List failures, retry failed inputs, verify a dataset, and list and compare its versions."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from operator import index
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Literal, overload
 
 import pandas as pd
 
 from batchmill.api.keywords import python_call
-from batchmill.api.try_result import TryResult, try_result
 from batchmill.errors import OptionError
-from batchmill.execution.single_input import run_single_input
-from batchmill.exporting.verify_export import ExportDifference, find_differences
 from batchmill.jobs.failed_inputs import failure_table, release_failures
 from batchmill.ledger.open import open_ledger
 from batchmill.ledger.proofs import Proof
@@ -25,11 +21,7 @@ from batchmill.maintenance.versions import (
     keep_version,
     list_versions,
 )
-from batchmill.step.value.shipping import load_given_step
 from batchmill.urls import absolute
-
-if TYPE_CHECKING:
-    from batchmill.exporting.run_export import ExportResult
 
 
 @python_call
@@ -174,8 +166,8 @@ def versions(dataset: str | os.PathLike[str]) -> pd.DataFrame:
 
     Returns:
         One row per version: version, created, rows, failures, step, params, own_bytes, names, table
-        and proof. `own_bytes` is the size of the files that no other version has, `table` the hash
-        of its table, and `proof` the result of its last proof.
+        and proof. `own_bytes` is the size of the files that no other version has. `table` is the
+        hash of the version's table. `proof` is the result of its last proof.
 
     Raises:
         OptionError: There is no such dataset.
@@ -250,120 +242,6 @@ def metadata(dataset: str | os.PathLike[str], *, version: int | str | None = Non
     table = read_published(absolute(os.fspath(dataset)), version=version).table
     frame: pd.DataFrame = table.to_pandas()
     return frame
-
-
-@python_call
-def export(
-    dataset: str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    *,
-    to: str,
-    partition: str | Sequence[str] | None = None,
-    where: str = "",
-    shard_size: str | int = "256M",
-    shuffle: int | None = None,
-    version: int | str | None = None,
-    stale: bool = True,
-    num_workers: int | None = None,
-) -> "ExportResult":
-    """Write a dataset as the shards of a training format.
-
-    The same call again writes only the shards whose rows changed. If it was killed, it resumes.
-
-    Args:
-        dataset: The dataset's folder or URL.
-        out: The folder or URL of the shards: new, empty, or an earlier export.
-        to: The format: "webdataset" or "huggingface".
-        partition: The partition or partitions to export. None: all rows.
-        where: A condition on columns, as `pandas.DataFrame.query` takes it.
-        shard_size: The largest size of a shard, about: bytes, or a text such as "256M".
-        shuffle: The seed of a random order. None: the order of the table.
-        version: The number or name of a version. None: the last one.
-        stale: False to leave out earlier results of inputs that are not ok.
-        num_workers: The number of threads. None: one per core.
-
-    Returns:
-        The shards, and the number of samples.
-
-    Raises:
-        OptionError: An option cannot be used, no sample is left, or `out` contains other files.
-        StoreError: A file is missing or damaged, or a shard cannot be written.
-    """
-    from batchmill.exporting.run_export import export_dataset  # Imports torch.
-
-    partitions = None if partition is None else _names(partition)
-    return export_dataset(
-        os.fspath(dataset),
-        os.fspath(out),
-        to=to,
-        partitions=partitions,
-        where=where,
-        shard_size=shard_size,
-        shuffle=shuffle,
-        version=version,
-        stale=stale,
-        num_workers=num_workers,
-    )
-
-
-@python_call
-def verify_export(out: str | os.PathLike[str]) -> pd.DataFrame:
-    """Compare an export with its index. Reads every shard.
-
-    Args:
-        out: The folder or URL of the shards.
-
-    Returns:
-        One row per difference: kind, path, sample, input. The table is empty if every byte is as it
-        was written.
-
-    Raises:
-        OptionError: There is no complete export.
-        StoreError: The shards cannot be read.
-    """
-    found = list(find_differences(os.fspath(out)))
-    return pd.DataFrame(found, columns=ExportDifference._fields)
-
-
-@python_call
-def try_one(
-    input: str | os.PathLike[str],
-    step: str | Callable[..., Any],
-    *,
-    params: Mapping[str, Any] | None = None,
-    row: Mapping[str, Any] | None = None,
-    input_kind: Literal["file", "folder"] = "file",
-    files: Mapping[str, str | os.PathLike[str]] | None = None,
-    keep: str | os.PathLike[str] | None = None,
-) -> TryResult:
-    """Run a step on one input in this process, without Prefect and Ray.
-
-    You can use a debugger. There is no time or memory limit. If the step crashes, this process
-    ends.
-
-    Args:
-        input: One file: a path or URL.
-        step: Function or class, or its reference package.module:attribute.
-        params: The step's keyword arguments.
-        row: Other columns of the manifest.
-        input_kind: "folder" if the input is a folder with all of its files.
-        files: The input's further files by column, as `file_columns` of `run` gives them.
-        keep: Folder for the files that the step writes. Default: they are deleted.
-
-    Returns:
-        The result: kind, seconds, rows, files, error, traceback.
-
-    Raises:
-        OptionError: There is no such file.
-        StepError: The step cannot be loaded, or does not accept these params.
-    """
-    others = {column: os.fspath(path) for column, path in (files or {}).items()}
-    loaded = load_given_step(step, params, search=os.getcwd(), file_columns=[*others])
-    place, folder = os.fspath(input), Path(keep) if keep else None
-    is_folder = input_kind == "folder"
-    return try_result(
-        run_single_input(loaded, place, dict(row or {}), folder, others, is_folder=is_folder)
-    )
 
 
 def _names(kind: str | Sequence[str]) -> tuple[str, ...]:
