@@ -100,7 +100,9 @@ main(sys.argv[1:])
 def test_a_shard_runs_on_each_gpu(shell, work, device, used):
     (work / "two.py").write_text(TWO_GPUS)
     shutil.copy(SUPPORT / "which_gpu.py", work)
-    options = ["--param", f"device={device}", "--batch-size", "1", "--num-workers", "1"]
+    (work / "meet").mkdir()
+    meet = ["--param", f"meet={work}/meet", "--param", f"processes={len(used)}"]
+    options = ["--param", f"device={device}", *meet, "--batch-size", "1", "--num-workers", "1"]
     command = ["run", "arrays", "--step", "which_gpu:Which", "-o", "out", *options]
     done = shell.run(sys.executable, "two.py", *command)
     assert done.returncode == 0, done.stderr

@@ -164,9 +164,10 @@ class KillLoop:
             self.kinds_left = self.chance.sample(self.choice, len(self.choice))
         kind = next((kind for kind in self.kinds_left if kind in found), None)
         if kind:
-            self.kinds_left.remove(kind)
-            self.chance.choice(found[kind]).kill()
-            self.killed[kind] += 1
+            with suppress(psutil.NoSuchProcess):  # It has just ended.
+                self.chance.choice(found[kind]).kill()
+                self.kinds_left.remove(kind)
+                self.killed[kind] += 1
 
     def executed(self):
         log = self.work / "log"

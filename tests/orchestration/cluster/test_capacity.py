@@ -40,16 +40,18 @@ def test_only_living_nodes_are_counted(living, monkeypatch):
 
 
 def test_a_head_that_accepts_connections_but_does_not_respond(living, monkeypatch):
-    answers, asked = threading.Event(), []
+    answers, begun, asked = threading.Event(), threading.Event(), []
 
     def ask():
         asked.append(threading.current_thread())
+        begun.set()
         answers.wait()
         return NODES
 
     monkeypatch.setattr(ray, "nodes", ask)
     monkeypatch.setattr(capacity, "_HEAD_ANSWER_SECONDS", 0.2)
     assert (living(), living()) == (None, None)
+    assert begun.wait(60)
     assert len(asked) == 1  # The second call waits for the first request.
     monkeypatch.setattr(capacity, "_HEAD_SECONDS", 0.0)
     with pytest.raises(RunError, match="stopped responding"):
