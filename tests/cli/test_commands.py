@@ -62,7 +62,7 @@ def test_a_thread_without_memory_is_reported_in_one_line(command, words, tmp_pat
     run_job(words / "manifest.csv", SPLIT, tmp_path / "d")
     for path in words.glob("*.txt"):  # Threads read files whose time has changed.
         os.utime(path, (1, 1))
-    before = threading.stack_size(2**46)  # More than the address space of a process.
+    before = threading.stack_size(2**47)  # More than the address space of a process.
     try:
         code, _, err = command(
             "plan", words / "manifest.csv", "--step", SPLIT, "--output", tmp_path / "d"
@@ -539,7 +539,7 @@ def test_run_and_status_print_the_time_without_the_start(command, words, tmp_pat
 def test_progress_names_what_its_speed_counts(words, tmp_path):
     err = io.StringIO()
     ledger = open_output(str(tmp_path / "out"))
-    with showing_progress(ledger, Console(file=err)):
+    with showing_progress(ledger, Console(file=err, width=80)):
         run_job(words / "manifest.csv", SPLIT, tmp_path / "out")
     assert re.search(r"4/4 inputs, 0 failed, [0-9.]+ inputs/s$", err.getvalue(), re.MULTILINE)
 

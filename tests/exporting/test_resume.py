@@ -6,7 +6,6 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 
 import pytest
 from crashing import in_child
@@ -148,13 +147,21 @@ def test_a_changed_output_is_not_exported(words, tmp_path, num_workers):
 @pytest.mark.parametrize("how", ["Ctrl-C", "error"])
 @pytest.mark.parametrize("opening", [1, 2], ids=["digest", "write"])
 @pytest.mark.parametrize(("to", "workers"), [("webdataset", 1), ("huggingface", 3)])
-def test_a_stopped_export_ends_at_once_and_resumes(tmp_path, to, workers, opening, how):
+def test_a_stopped_export_ends_at_once_and_resumes(
+    tmp_path, monkeypatch, to, workers, opening, how
+):
     """Ctrl-C comes when the file of a sample is opened, or the file is lost at that time."""
     dataset, out = animals(tmp_path / "d", 180), tmp_path / "x"
     options = {"num_workers": workers, "shard_size": 150_000}
     export(dataset, tmp_path / "undisturbed", to, **options)
     file, aside = dataset / "files" / "100.bin", tmp_path / "aside"
-    opened, after = [], []
+    opened, after, stops, late = [], [], [], []
+
+    def make_stop():
+        stops.append(threading.Event())
+        return stops[-1]
+
+    monkeypatch.setattr("batchmill.exporting.run_export.Event", make_stop)
 
     def watch(event, arguments):
         if event != "open" or not str(arguments[0]).endswith(".bin"):
@@ -162,12 +169,16 @@ def test_a_stopped_export_ends_at_once_and_resumes(tmp_path, to, workers, openin
         opened.append(arguments[0])
         if opened.count(str(file)) < opening:
             return
-        if not after and how == "Ctrl-C":
-            os.kill(os.getpid(), signal.SIGINT)
-        elif not after:
-            file.rename(aside)
+        is_moment = str(arguments[0]) == str(file) and arguments[0] not in after
         after.append(arguments[0])
-        time.sleep(0.3)  # The main thread gets time to stop the others.
+        if is_moment and how == "error":
+            file.rename(aside)
+            return  # The main thread learns of the error from this thread.
+        if is_moment:
+            os.kill(os.getpid(), signal.SIGINT)
+        # The threads wait until the main thread has stopped them, however late that is.
+        if not late and not stops[-1].wait(60):
+            late.append(arguments[0])
 
     def run():
         sys.addaudithook(watch)
@@ -175,7 +186,8 @@ def test_a_stopped_export_ends_at_once_and_resumes(tmp_path, to, workers, openin
             export(dataset, out, to, **options)
         for thread in {*threading.enumerate()} - {threading.main_thread()}:
             thread.join()  # As Python does at the end. Ctrl-C can come while a thread starts.
-        assert 0 < len(after) < 10, len(after)
+        assert 0 < len(after) <= workers + 1, after  # Each thread ends before its next sample.
+        assert late == []
 
     assert in_child(run) == 0
     assert [name for name in files_of(out) if ".part-" in name] == []

@@ -137,9 +137,12 @@ def test_the_holder_is_named_and_excludes_other_writers(ledger):
 def test_the_lease_of_a_dead_process_is_free(ledger):
     pid = os.fork()
     if pid == 0:
-        lease(ledger).__enter__()
+        held = lease(ledger)  # Without a reference, the generator would end and release the lease.
+        held.__enter__()
         os.kill(os.getpid(), 9)
     os.waitpid(pid, 0)
+    (name,) = ledger.store.names(FOLDER)
+    assert not json.loads(ledger.store.read(f"{FOLDER}/{name}"))["ended"]
     assert holder(ledger) is None
     with lease(ledger):
         assert str(os.getpid()) in holder(ledger)
@@ -470,6 +473,8 @@ def test_a_contender_that_was_suspended_leaves_the_lease_to_a_holder_that_return
 
 
 def test_wait_waits_for_the_end_of_the_lease(ledger, quick, monkeypatch):
+    # Otherwise the lease of the other machine expires if its end is late.
+    monkeypatch.setattr(leases, "LAPSE_SECONDS", 3600)
     waiting = FORK.Event()
 
     def sleep(seconds):

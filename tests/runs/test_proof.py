@@ -238,7 +238,7 @@ def test_results_of_an_earlier_version_of_the_step_cannot_be_made_again(module, 
 
 @pytest.mark.parametrize(("trouble", "text"), [("fails", "failed: "), ("hangs", "timeout: ")])
 def test_a_step_that_fails_now_differs(module, trouble, text):
-    policy = FailurePolicy(retries=0, timeout=1)
+    policy = FailurePolicy(retries=0, timeout=5)
     run_job("in", f"{module}:step", "out", policy=policy)
     Path(trouble).touch()
     proof = prove_one(count=1)

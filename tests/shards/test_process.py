@@ -219,7 +219,8 @@ def test_a_process_that_is_ready_is_used_only_by_the_thread_that_started_it(star
     thread = threading.Thread(target=run)
     thread.start()
     assert is_made.wait(60)
-    (ready,) = started()
+    # The kernel shows the command of a new process a moment after its start.
+    (ready,) = wait_for(started, "the process")
     monkeypatch.setattr("batchmill.shards.process_pool._keeps_ready", False)
     with shard_processes() as processes, processes.one():
         is_other = ready not in started()

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import gated
 import numpy as np
@@ -402,10 +403,28 @@ def slow_store(monkeypatch, request):
     monkeypatch.setattr(read_input, "fingerprint", slowly)
 
 
-@pytest.mark.usefixtures("slow_store")
-@pytest.mark.parametrize("slow_store", [2.0], indirect=True)
-def test_the_timeout_does_not_include_the_time_to_read_an_input(words, tmp_path):
-    policy = FailurePolicy(retries=0, timeout=1.5)
+def test_the_timeout_does_not_include_the_time_to_read_an_input(words, tmp_path, monkeypatch):
+    """The input is read until the watchdog has checked it at a time after the timeout."""
+    read, check = read_input.fingerprint, watchdog.Watchdog._check_limits
+    reading, checked = tmp_path / "reading", tmp_path / "checked"
+
+    def slowly(path):
+        reading.touch()
+        wait_for(checked.exists, "a check of the watchdog")
+        return read(path)
+
+    def check_later(self, number, channel, occupied):
+        if checked.exists() or not reading.exists():
+            return
+        later = SimpleNamespace(monotonic=lambda: time.monotonic() + 100, sleep=time.sleep)
+        with monkeypatch.context() as clock:
+            clock.setattr(watchdog, "time", later)
+            check(self, number, channel, occupied)
+        checked.touch()
+
+    monkeypatch.setattr(read_input, "fingerprint", slowly)
+    monkeypatch.setattr(watchdog.Watchdog, "_check_limits", check_later)
+    policy = FailurePolicy(retries=0, timeout=60)
     step = "batchmill.steps.words:split"
     assert run_job(words / "a*.txt", step, tmp_path / "out", policy=policy).outcomes == {"ok": 1}
 

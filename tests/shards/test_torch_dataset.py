@@ -51,10 +51,10 @@ def shard_of(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     with ExitStack() as stack:
-
-        def plan(name, fault):
+        # The limit ends this process, so only what hangs has a short one.
+        def plan(name, fault, timeout=60):
             (tmp_path / "checking.py").write_text(MODULE.format(bad=BAD, fault=fault))
-            options = {"timeout": 0.5, "retries": 0, "batch_size": 4, "num_workers": 1}
+            options = {"timeout": timeout, "retries": 0, "batch_size": 4, "num_workers": 1}
             job = job_of(words / "manifest.csv", f"checking:{name}", tmp_path / "out", **options)
             run = stack.enter_context(open_run(prepare(job)))
             _, (shard,) = run.divide(Cores(total=1, node=1))
@@ -96,7 +96,7 @@ def test_only_the_input_that_the_class_leaves_out_fails(shard_of, words):
     ("fault", "outcome", "code"), [(HANGS, "timeout", 1), ("os._exit(7)", "crashed", 7)]
 )
 def test_only_the_input_for_which_init_hangs_or_dies_fails(shard_of, words, fault, outcome, code):
-    shard = shard_of("Checked", fault)
+    shard = shard_of("Checked", fault, timeout=5)
     assert in_child(lambda: run_shard(shard)) == code
     kinds = kinds_of(replace(shard, attempt=2, left=4))
     assert len(kinds) == 4
@@ -105,7 +105,7 @@ def test_only_the_input_for_which_init_hangs_or_dies_fails(shard_of, words, faul
 
 
 def test_a_batch_step_whose_init_hangs_ends_the_run(shard_of):
-    shard = shard_of("Batched", HANGS)
+    shard = shard_of("Batched", HANGS, timeout=0.5)
     for attempt in (1, 2, 3):
         assert in_child(lambda n=attempt: run_shard(replace(shard, attempt=n, left=4))) == 1
     with pytest.raises(StepError, match="__init__ took longer than --timeout"):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections import Counter
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -670,10 +671,14 @@ def credentials(request, tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
 
     def write(key):
+        # The processes of a run read these files at any time, so they are replaced as a whole.
+        new = tmp_path / f"new-{uuid.uuid4().hex}"
         if request.param == "file":
-            file.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = x\n")
+            new.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = x\n")
+            new.replace(file)
         else:
-            answer.write_text(f'{{"Version": 1, "AccessKeyId": "{key}", "SecretAccessKey": "x"}}')
+            new.write_text(f'{{"Version": 1, "AccessKeyId": "{key}", "SecretAccessKey": "x"}}')
+            new.replace(answer)
 
     return write
 

@@ -344,8 +344,9 @@ class Rounds:
     This is the number of requests that a run sends one after the other.
     """
 
-    def __init__(self):
+    def __init__(self, seconds):
         self.before_inputs, self.all = None, 0
+        self._seconds = seconds
         self._open, self._lock = 0, threading.Lock()
 
     def __call__(self, request):
@@ -354,8 +355,8 @@ class Rounds:
             self._open += 1
             if request.method == "GET" and request.path.endswith(".txt"):
                 self.before_inputs = self.before_inputs or self.all
-        # Concurrent requests arrive during this time, also on a busy machine.
-        threading.Event().wait(0.1)
+        # Concurrent requests arrive during this time, unless a thread is late.
+        threading.Event().wait(self._seconds)
         with self._lock:
             self._open -= 1
 
@@ -367,15 +368,25 @@ def test_requests_one_after_the_other(proxied, put, bucket, monkeypatch):
     monkeypatch.setattr("batchmill.ledger.committer.COMMIT_SECONDS", 3600.0)
     monkeypatch.setattr("batchmill.ledger.lease.BEAT_SECONDS", 3600.0)
     put("m.csv", b"input\na.txt\n")
-    job = (f"{bucket}/m.csv", "steps_under_test:copy", f"{bucket}/out")
-    # The first run makes the dataset. The second executes the input because it has changed.
-    for word in (b"word", b"other word"):
-        put("a.txt", word)
-        rounds = Rounds()
-        with proxied(rounds):
-            assert run_job(*job, num_workers=1).executed == 1
-        assert rounds.before_inputs <= 20, word
-        assert rounds.all <= 51, word
+
+    def count(seconds):
+        job, counts = (f"{bucket}/m.csv", "steps_under_test:copy", f"{bucket}/out{seconds}"), []
+        # The first run makes the dataset. The second executes the input because it has changed.
+        for word in (b"word", b"other word"):
+            put("a.txt", word)
+            rounds = Rounds(seconds)
+            with proxied(rounds):
+                assert run_job(*job, num_workers=1).executed == 1
+            counts.append((rounds.before_inputs, rounds.all))
+        return counts
+
+    # A late thread can only add rounds, so one count within the limits is enough.
+    found = []
+    for seconds in (0.1, 0.5, 1.5):
+        found.append(count(seconds))
+        if all(before <= 20 and every <= 51 for before, every in found[-1]):
+            return
+    raise AssertionError(found)
 
 
 def test_fsspec_fetches_a_file_again_that_changed_meanwhile(put, tmp_path, monkeypatch):

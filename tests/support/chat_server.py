@@ -24,7 +24,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from bisect import bisect
 from collections import Counter
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -73,12 +72,6 @@ class Counts(NamedTuple):
     early: Counter
     arrivals: list[float]
     most_in_progress: int
-
-    @property
-    def most_in_a_second(self):
-        """The largest number of requests that arrived in one second."""
-        times = sorted(self.arrivals)
-        return max(bisect(times, time + 1) - index for index, time in enumerate(times))
 
 
 class Reply(NamedTuple):

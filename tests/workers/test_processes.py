@@ -9,6 +9,7 @@ import psutil
 import pytest
 from live import wait_for
 
+from batchmill.workers import processes
 from batchmill.workers.control import SharedFlag, Stop
 from batchmill.workers.processes import ChildProcess, kill_tree
 from batchmill.workers.watchdog import Limits, Watchdog
@@ -67,20 +68,42 @@ def test_without_pidfds_only_children_get_signals(stranger, monkeypatch):
     started.stdin.close()
 
 
-def test_the_watchdog_neither_kills_nor_blames_a_dead_worker(stranger):
-    """Its id now belongs to another process, and its last input exceeds the timeout."""
-    channel, child, ended = WorkerChannel(), ChildProcess(stranger.pid), Stop()
+def watch(pid):
+    """Let the watchdog check a process whose input exceeds its limits. Return what it killed."""
+    channel, child = WorkerChannel(), ChildProcess(pid)
     channel.begin(0)
-    drain = SharedFlag()
     limits = Limits(timeout_seconds=0.0, memory_bytes=1)
-    watchdog = Watchdog([channel], [child], limits, drain, ended, lambda _: None, None)
+    watchdog = Watchdog([channel], [child], limits, SharedFlag(), Stop(), lambda _: None, None)
     checks = []
     real = channel.bound_log
     channel.bound_log = lambda: checks.append(real())
     watchdog.start()
     wait_for(lambda: len(checks) > 3, "checks of the watchdog")
     watchdog.stop()
-    assert watchdog.killed == {}
-    assert stranger.status() == psutil.STATUS_SLEEPING
     child.close()
     channel.close()
+    return watchdog.killed
+
+
+def test_the_watchdog_neither_kills_nor_blames_a_dead_worker(stranger):
+    """Its id now belongs to another process, and its last input exceeds the timeout."""
+    assert watch(stranger.pid) == {}
+    assert stranger.status() == psutil.STATUS_SLEEPING
+
+
+def test_a_worker_that_waits_for_a_disk_is_not_left_suspended(monkeypatch):
+    """It gets the signal to stop after the watchdog has given up."""
+    stat_of = processes._stat_of
+
+    def waiting(pid):
+        state, *others = stat_of(pid)
+        return ["D" if state == "T" else state, *others]
+
+    monkeypatch.setattr(processes, "_stat_of", waiting)
+    started = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert watch(started.pid) == {}
+        assert psutil.Process(started.pid).status() != psutil.STATUS_STOPPED
+    finally:
+        started.kill()
+        started.communicate()

@@ -25,7 +25,7 @@ _CHECK_SECONDS = 0.1
 _GATHER_SECONDS, _MAX_GATHER_SECONDS = 0.004, 0.05
 # After this number of outcomes, the watchdog lets the thread run that feeds the workers.
 _GATHER_OUTCOMES = 64
-_DUMP_SECONDS = 0.5
+_DUMP_SECONDS = 2.0
 # A timer ends the process this long after a batch's timeout, even if the watchdog cannot run.
 _LAST_RESORT_SECONDS = 30.0
 # The longest time to fetch and read an input, or to place its files. It is not `--timeout`, because
@@ -241,7 +241,9 @@ class Watchdog:
     ) -> None:
         channel, worker = self.channels[number], self.workers[number]
         if not worker.pause():
-            return  # The process has already died for another reason.
+            # It has died for another reason, or waits for a disk and would be suspended later.
+            worker.resume()
+            return
         if channel.occupied != occupied:
             worker.resume()  # It has just finished the input.
             return
