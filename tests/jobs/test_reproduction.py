@@ -1,6 +1,7 @@
 """The bundle of an input shows the same error in another folder."""
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -71,6 +72,14 @@ def test_a_bundle_shows_the_same_error_elsewhere(dataset, tmp_path, capsys):
     assert json.loads((other / "job.json").read_text())["params"] == {"level": 3}
     assert "pyarrow==" in (other / "versions.txt").read_text()
     assert "secret-value-0123" not in (other / "step" / "reproduced" / "outer.py").read_text()
+
+
+@pytest.mark.parametrize("time", [1, 2**33])
+def test_a_bundle_has_an_input_of_any_time(dataset, tmp_path, time):
+    os.utime("b.txt", (time, time))
+    write_reproduction(dataset, "b.txt", tmp_path / "b.zip")
+    with zipfile.ZipFile(tmp_path / "b.zip") as bundle:
+        assert bundle.read("input/b.txt") == b"bad header"
 
 
 def test_a_bundle_has_an_input_that_is_in_a_pack(dataset, tmp_path):

@@ -92,7 +92,7 @@ def test_the_watchdog_neither_kills_nor_blames_a_dead_worker(stranger):
 
 
 def test_a_worker_that_waits_for_a_disk_is_not_left_suspended(monkeypatch):
-    """It gets the signal to stop after the watchdog has given up."""
+    """The signal that suspends it takes effect after the watchdog has stopped waiting for it."""
     stat_of = processes._stat_of
 
     def waiting(pid):

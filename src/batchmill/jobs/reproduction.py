@@ -99,7 +99,8 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
             target: _local_copy(spec.root, place, os.path.join(folder, str(number)))
             for number, (target, place) in enumerate(places.items())
         }
-        with zipfile.ZipFile(output, "x", zipfile.ZIP_DEFLATED) as bundle:
+        # A zip file has no times before 1980 or after 2107. They become the nearest one.
+        with zipfile.ZipFile(output, "x", zipfile.ZIP_DEFLATED, strict_timestamps=False) as bundle:
             for target, path in local.items():
                 bundle.write(path, f"input/{target}")
             for target, source in (data_files | sources).items():
