@@ -35,10 +35,10 @@ def refuse_relative(**places: str | None) -> None:
     if not (here.startswith(tempfile.template) and here.endswith(_SUFFIX)):
         return
     for name, place in places.items():
-        if place and not is_url(place) and not os.path.isabs(os.path.expanduser(place)):
+        if place is not None and not is_url(place) and not os.path.isabs(os.path.expanduser(place)):
             raise OptionError(
-                f"{name} {place}: a deployment's run works in a temporary folder. Give an absolute "
-                "path or a URL."
+                f"{name} {place or '(empty)'}: a deployment's run works in a temporary folder. "
+                "Give an absolute path or a URL."
             )
 
 

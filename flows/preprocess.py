@@ -84,7 +84,7 @@ def preprocess(
     dataset_store = as_store(store)
     check_blocks(dataset_store, cluster)
     output = place_of_dataset(dataset_store, output)
-    refuse_relative(manifest=manifest, output=output, root=inputs.root)
+    refuse_relative(manifest=manifest, output=output, root=inputs.root or None)
     options = JobSettings(
         inputs=inputs,
         partitions=partitions,

@@ -92,7 +92,8 @@ def last_part(place: str) -> str:
     """
     if is_web(place):
         place = urlsplit(place).path
-    name = place.rpartition("/")[2].replace("\0", "") or "input"
+    name = place.rpartition("/")[2].replace("\0", "")
+    name = "input" if name in ("", ".", "..") else name
     # A file name has at most 255 bytes.
     return name if len(name.encode()) <= _NAME_BYTES else name[-_NAME_BYTES // 4 :]
 

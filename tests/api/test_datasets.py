@@ -41,6 +41,11 @@ def test_status_counts_the_inputs_of_the_last_run(dataset, tmp_path):
         batchmill.status(tmp_path / "nosuch")
 
 
+def test_a_run_that_was_killed_before_its_plan_does_not_count(dataset):
+    (dataset / ".batchmill" / "runs" / "000002").mkdir()
+    assert batchmill.status(dataset).counts == {"ok": 4, "failed": 1}
+
+
 def test_a_released_input_is_planned_again(dataset, words):
     assert batchmill.retry(dataset, kind=["crashed"]) == []
     assert batchmill.retry(dataset, "b.txt") == ["b.txt"]

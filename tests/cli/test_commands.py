@@ -43,6 +43,31 @@ def test_try_shows_rows_and_files(command, words, tmp_path, monkeypatch):
     assert sorted(os.listdir(keep)) == ["0.txt", "1.txt"]
 
 
+def test_try_keeps_its_files_in_an_empty_folder_only(command, words, monkeypatch):
+    monkeypatch.chdir(STEPS)
+    monkeypatch.setenv("HOME", str(words))
+    before = (words / "a.txt").read_bytes()
+    code, _, err = command(
+        "try", "~/a.txt", "--step", "steps_under_test:copy", "--keep=~",
+    )  # fmt: skip
+    assert (code, "contains files. Name a new or empty folder" in err) == (2, True)
+    assert sorted(path.name for path in words.iterdir() if path.name == "0.txt") == []
+    assert (words / "a.txt").read_bytes() == before
+    code, _, _ = command("try", "~/a.txt", "--step", "steps_under_test:copy", "--keep=~/kept")
+    assert (code, os.listdir(words / "kept")) == (0, ["0.txt"])
+
+
+def test_files_are_not_copied_into_a_dataset(command, words, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(STEPS)
+    run_job(words / "manifest.csv", "steps_under_test:copy", tmp_path / "d")
+    inside = tmp_path / "d" / "files" / "mine"
+    code, _, err = command("files", tmp_path / "d", "a.txt", "-o", inside)
+    assert (code, "is inside a dataset" in err) == (2, True)
+    code, _, _ = command("files", tmp_path / "d", "a.txt", "--output=~/mine")
+    assert (code, os.listdir(tmp_path / "mine")) == (0, ["0.txt"])
+
+
 def test_too_little_memory_is_reported_in_one_line(command, tmp_path):
     manifest = tmp_path / "m.csv"
     manifest.touch()

@@ -5,8 +5,10 @@ import enum
 import json
 import os
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
+import pydantic
 import pytest
 import torch
 from hypothesis import example, given
@@ -15,6 +17,11 @@ from steps_under_test import Clip, Colour, Page
 
 from batchmill.execution import rows
 from batchmill.execution.rows import encode_rows, rows_of
+
+
+class Box(pydantic.BaseModel):
+    at: Any
+    size: int = 2
 
 
 def yields(*items):
@@ -29,6 +36,8 @@ def yields(*items):
         ([{"a": 1}, {"a": 2}], [{"a": 1}, {"a": 2}]),
         ([], []),
         (Clip(0.0, 1.5), [{"start": 0.0, "end": 1.5}]),
+        (Box(at=Clip(0, 1)), [{"at": {"start": 0, "end": 1}, "size": 2}]),
+        ([Box(at=None)], [{"at": None, "size": 2}]),
         ([Clip(0, 1), Page(1, "x")], [{"start": 0, "end": 1}, {"number": 1, "text": "x"}]),
         (["sim", "imp"], [{"value": ["sim", "imp"]}]),
         (("sim", 3), [{"value": ["sim", 3]}]),

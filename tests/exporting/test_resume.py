@@ -1,5 +1,6 @@
 """Test that a killed export resumes to the same bytes, and that an update writes few shards."""
 
+import math
 import os
 import shutil
 import signal
@@ -212,3 +213,12 @@ def test_folders_with_other_files_are_refused(tmp_path):
     ]:
         with pytest.raises(OptionError, match=why):
             export(dataset, out)
+
+
+@pytest.mark.parametrize("other", [math.inf, -math.inf, None, 0.5])
+def test_a_number_that_json_does_not_have_is_a_change(tmp_path, other):
+    for value in (math.nan, other):
+        dataset = animals(tmp_path / "d", count=4, peak=[1.0, 2.0, 3.0, value])
+        export(dataset, tmp_path / "x", "huggingface")
+    export(dataset, tmp_path / "y", "huggingface")
+    assert files_of(tmp_path / "x" / "data") == files_of(tmp_path / "y" / "data")

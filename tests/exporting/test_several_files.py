@@ -1,12 +1,17 @@
 """Samples of several files are exported together, from loose files and from packs."""
 
 import json
+from threading import Event
 
 import pytest
 from jobs import run_job
 
+from batchmill.exporting.plan import plan_shards
+from batchmill.exporting.rows import choose_rows
 from batchmill.exporting.run_export import export_dataset
+from batchmill.exporting.shard import digest_samples
 from batchmill.exporting.verify_export import find_differences
+from batchmill.reading.selection import Selection
 
 STEP = """
 import json
@@ -93,3 +98,10 @@ def test_a_row_names_its_key(painted, tmp_path):
     key = names[0].partition(".")[0]
     assert names[:3] == [f"{key}.{part}" for part in ("png", "mask.png", "json")]
     assert row["input"] == "0.txt"
+
+
+def test_another_type_of_a_further_file_is_a_change(painted, tmp_path):
+    chosen = choose_rows(Selection(dataset=str(painted)))
+    [task] = plan_shards(chosen, "huggingface", str(tmp_path / "hf"), 10**6)
+    other = task._replace(further=task.further | {"mask": "file"})
+    assert digest_samples(task, Event()) != digest_samples(other, Event())

@@ -1,6 +1,7 @@
 """The flow that exports a dataset."""
 
 import pytest
+from batchmill.flows import deployment_checks
 from batchmill.flows.export import export
 from exports import animals
 
@@ -15,6 +16,15 @@ def test_the_flow_exports_the_chosen_rows(tmp_path):
     assert state.message.startswith("8 samples in 1 shard (1 written), ")
     assert state.message.endswith(f": {out}")
     assert verify_export(out).empty
+
+
+@pytest.mark.parametrize("out", ["", "shards"])
+def test_a_place_in_the_temporary_folder_of_a_deployment_is_rejected(tmp_path, monkeypatch, out):
+    (tmp_path / "tmp-prefect").mkdir()
+    monkeypatch.chdir(tmp_path / "tmp-prefect")
+    monkeypatch.setattr(deployment_checks, "_is_deployed", lambda: True)
+    with pytest.raises(OptionError, match="works in a temporary folder"):
+        export.fn(str(tmp_path / "d"), out)
 
 
 def test_an_administrator_can_limit_where_the_flow_writes(tmp_path, monkeypatch):

@@ -108,6 +108,7 @@ def test_a_folder_without_matching_files_is_rejected(folder):
 def test_a_glob(folder):
     manifest = load_manifest(f"{folder}/**/*.wav")
     assert names(manifest) == ["a.wav", "sub/b.wav"]
+    assert names(load_manifest(f"{folder}/**", pattern="b.*")) == ["sub/b.wav"]
     with pytest.raises(ManifestError, match="no file matches it"):
         load_manifest(f"{folder}/*.mp3")
 

@@ -3,6 +3,7 @@
 import os
 import time
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from jobs import job_of, run_job
@@ -122,3 +123,15 @@ def test_an_unrecordable_time_becomes_the_nearest_recordable_time(source, tmp_pa
     assert run_job(source, SPLIT, tmp_path / "out").executed == 0
     early = pa.table({"mtime_ns": [-LATEST - 1], "size": [4]})
     assert is_too_young(early, 600).to_pylist() == [False]
+
+
+def test_a_file_that_comes_back_is_in_the_table_before_it_is_old_enough(source, tmp_path):
+    job, out = (source, SPLIT, tmp_path / "out"), tmp_path / "out" / "metadata.csv"
+    run_job(*job)
+    aside = (source / "old.txt").rename(tmp_path / "old.txt")
+    run_job(*job)
+    assert "old.txt" not in set(pd.read_csv(out)["input"])
+    write(source, "old.txt", aside.read_text())
+    summary = run_job(*job, options={"min_age": 600})
+    assert summary.executed == 0
+    assert "old.txt" in set(pd.read_csv(out)["input"])

@@ -127,6 +127,15 @@ def test_withdrawn_rows_of_a_derived_dataset_stay_with_their_group():
     assert found("parts") == []
 
 
+def test_a_version_of_a_dataset_does_not_get_the_groups_of_a_later_one(recordings):
+    write([row | {"day": number % 5} for number, row in enumerate(recordings)])
+    run("m.csv", "clips", **BY_SPEAKER)
+    first = partition_of_each("input", "clips")
+    run("m.csv", "clips", **SHARES, group_by="day", seed=1)
+    run("clips@1", "parts", **SHARES)
+    assert partition_of_each("made_from", "parts") == first
+
+
 def test_a_group_column_replaces_the_inherited_groups():
     run("m.csv", "clips")
     run("clips", "parts", **BY_SPEAKER)

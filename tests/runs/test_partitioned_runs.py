@@ -361,6 +361,19 @@ def test_an_assignment_that_was_never_published_does_not_count(job, monkeypatch)
     assert job.found == []
 
 
+def test_an_assignment_that_broke_an_expectation_does_not_count(job):
+    job.run(**STRATIFIED)
+    job.add(5).run(**STRATIFIED)
+    before = job.by_speaker
+    policy = FailurePolicy(expect=["part > 1"])
+    options = STRATIFIED | {"seed": 1}
+    run_job("m.csv", "dividing:step", "out", policy=policy, options=options)
+    assert job.by_speaker == before
+    job.run(**STRATIFIED)
+    assert job.by_speaker == before
+    assert job.found == []
+
+
 def test_a_row_with_the_key_partition_is_rejected(job):
     summary = job.run(step="dividing:own", **SHARES)
     assert summary.outcomes == {"failed": 40}

@@ -25,7 +25,15 @@ from live import serving, wait_for
 from object_store import COPY, SECRET, forget_connections, upload, upload_in_parts
 from s3_proxy import Reply
 
-from batchmill import LedgerError, ManifestError, OptionError, StoreError, load_manifest
+from batchmill import (
+    LedgerError,
+    ManifestError,
+    OptionError,
+    StoreError,
+    export,
+    load_manifest,
+    open_dataset,
+)
 from batchmill.ledger.lease import holder, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_ledger
@@ -793,3 +801,52 @@ def test_files_of_batches_are_stored_after_a_store_that_rejected_one(inputs, pro
         run_job(*job, batch_size=2, **ONE_WORKER)
     assert run_job(*job, batch_size=2, **ONE_WORKER).outcomes == {"ok": 10}
     assert not faults(f"{bucket}/out")
+
+
+def test_many_inputs_below_two_slashes_are_described_by_their_own_keys(data, store, monkeypatch):
+    monkeypatch.setattr(remote, "FEW", 5)
+    for number in range(6):
+        store.write(f"in//{number}.txt", b"x")
+    seen = remote.stat_many([f"{data}/in//{number}.txt" for number in range(6)])
+    assert [found and found.size for found in seen] == [1] * 6
+
+
+def test_an_input_that_may_not_be_described_fails_alone(job, proxied):
+    def refuse(request):
+        return Reply(403, b"") if request.path.endswith("in/2.txt") else None
+
+    with proxied(refuse):
+        assert job().outcomes == {"ok": 9, "failed": 1}
+
+
+@pytest.mark.parametrize("name", ["x/../../evil", "x//y", "./y", "n" * 256])
+def test_a_folder_in_a_bucket_with_a_key_that_is_no_local_path_fails_alone(job, data, name):
+    files = fsspec.filesystem("s3")
+    files.pipe_file(f"{data}/folders/a/{name}", b"x")
+    files.pipe_file(f"{data}/folders/b/y", b"y")
+    files.pipe_file(f"{data}/folders//y", b"y")
+    summary = job(
+        manifest=f"{data}/folders", step="steps_under_test:names", options={"input_kind": "folder"}
+    )
+    assert summary.outcomes == {"ok": 1, "failed": 1}
+    assert "cannot hold" in summary.failures[0][1]
+
+
+def test_an_input_that_becomes_empty_after_the_plan_is_read_as_empty(job, store):
+    summary = job(step="steps_under_test:size", before=lambda: store.write("in/3.txt", b""))
+    assert summary.outcomes == {"ok": 10}
+
+
+def test_an_input_that_names_only_a_bucket_is_missing(job, store, bucket):
+    store.write(
+        "odd.csv", f"input\nin/1.txt\nin/2.txt\nin/3.txt\n{bucket}\ns3://My Bucket/x\n".encode()
+    )
+    assert job(manifest=f"{store.url}/odd.csv").outcomes == {"ok": 3, "missing": 2}
+
+
+def test_a_dataset_may_have_a_slash_at_its_end(job, bucket, tmp_path):
+    job()
+    assert len([*open_dataset(f"{bucket}/out/")]) == 10
+    export(f"{bucket}/out/", tmp_path / "shards", to="webdataset")
+    with pytest.raises(OptionError, match="inside the dataset"):
+        export(f"{bucket}/out/", f"{bucket}/out/shards", to="webdataset")

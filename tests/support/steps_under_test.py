@@ -4,7 +4,7 @@ import dataclasses
 import enum
 import os
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, BinaryIO, Literal, NamedTuple
 
 from batchmill.step.tracked_file import ContentCounts
 
@@ -22,6 +22,15 @@ class Page:
 
 class Colour(enum.Enum):
     RED = "red"
+
+
+def names(source: Path):
+    files = (path for path in source.rglob("*") if path.is_file())
+    return {"names": " ".join(sorted(str(path.relative_to(source)) for path in files))}
+
+
+def size(source: BinaryIO):
+    return {"size": len(source.read())}
 
 
 def length(source: Path):
@@ -64,6 +73,10 @@ def anything(source, **options):
 
 def two_inputs(source, target):
     return None
+
+
+def swapped(out, source):
+    return []
 
 
 def positional(source, k, /):

@@ -76,7 +76,7 @@ def try_one(
         row: Other columns of the manifest.
         input_kind: "folder" if the input is a folder with all of its files.
         files: The input's further files by column, as `file_columns` of `run` gives them.
-        keep: Folder for the files that the step writes. Default: they are deleted.
+        keep: New or empty folder for the files that the step writes. Default: they are deleted.
 
     Returns:
         The result: kind, seconds, rows, files, error, traceback.

@@ -127,7 +127,7 @@ def reproduce(
     # Imported here because the other commands do not need it.
     from batchmill.jobs.reproduction import write_reproduction
 
-    write_reproduction(str(dataset), input, output)
+    write_reproduction(str(dataset), input, output.expanduser())
     console().print(f"{output}: written. Unpack it, and run: python run.py")
 
 

@@ -52,7 +52,7 @@ def try_one(
         input_kind: folder if the input is a folder with all of its files.
         file: Further file of the input: column=path, as with run --file-columns.
             Repeatable.
-        keep: Folder for the files that the step writes. Default: they are deleted.
+        keep: New or empty folder for the files that the step writes. Default: they are deleted.
     """
     check_given(step=step)
     columns = parse_pairs(row, "--row", "label=dog")

@@ -138,7 +138,7 @@ def files(
     ledger = open_ledger(str(dataset))
     found = input_files(ledger, input, version or None)
     if output:
-        copy_files(ledger, found, output)
+        copy_files(ledger, found, output.expanduser())
     if json:
         print_json([file._asdict() for file in found])
         return

@@ -71,6 +71,10 @@ def _read_folder(item: Input) -> Fingerprint:
         )
     if not item.url:
         return folder_fingerprint(files, lambda file: content_of(f"{item.path}/{file.name}"))
+    for name in files:
+        # Such a copy could be in another folder, or replace that of another file.
+        if any(part in ("", ".", "..") or len(part.encode()) > 255 for part in name.split("/")):
+            raise StoreError(place, f"a folder of this machine cannot hold {name!r}. Rename it.")
     os.makedirs(item.path, exist_ok=True)
     parts = [
         Companion(name, f"{item.path}/{name}", f"{item.url}/{name}", remote.FileStat(*file[1:4]))

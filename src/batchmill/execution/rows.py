@@ -126,6 +126,7 @@ def is_record(value: object) -> bool:
         or isinstance(value, Mapping)
         or (isinstance(value, tuple) and hasattr(value, "_asdict"))
         or (dataclasses.is_dataclass(value) and not isinstance(value, type))
+        or hasattr(type(value), "model_fields")  # A pydantic model.
     )
 
 
@@ -136,6 +137,8 @@ def fields_of(record: Any) -> Row:
     if isinstance(record, tuple):
         fields: Row = record._asdict()  # type: ignore[attr-defined]
         return fields
+    if not dataclasses.is_dataclass(record):
+        return dict(record)  # A pydantic model yields its fields.
     return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 

@@ -55,12 +55,15 @@ def run_single_input(
         OptionError: The file does not exist, or the step cannot run on a single file.
     """
     step.check_input_kind(is_folder=is_folder)
+    place, keep = os.path.expanduser(place), keep and keep.expanduser()
     stats = {column: _stat(other) for column, other in companions.items()}
     if is_folder and not os.path.isdir(place):
         raise OptionError(f"{place}: no such folder. Check the path. It cannot be a URL.")
     stat = None if is_folder else _stat(place)
     if keep and keep.exists() and not keep.is_dir():
         raise OptionError(f"--keep {keep}: is a file. Name a folder.")
+    if keep and keep.exists() and any(keep.iterdir()):
+        raise OptionError(f"--keep {keep}: contains files. Name a new or empty folder.")
     if place != place.encode(errors="replace").decode():
         raise OptionError(f"{place}: its name is not UTF-8. Rename the file.")
     if step.kind == "items":

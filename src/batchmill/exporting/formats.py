@@ -84,11 +84,14 @@ class ShardTask(NamedTuple):
             for file, more in zip(own, self.samples["further"].to_pylist(), strict=True)
         ]
 
+    def dicts(self) -> Iterator[dict[str, Any]]:
+        """Yield the row of each sample."""
+        for batch in self.rows.to_batches(max_chunksize=1000):
+            yield from batch.to_pylist()
+
     def texts(self) -> Iterator[bytes]:
         """Yield the row of each sample as JSON."""
-        for batch in self.rows.to_batches(max_chunksize=1000):
-            for row in batch.to_pylist():
-                yield orjson.dumps(row, default=_as_json)
+        return (orjson.dumps(row, default=_as_json) for row in self.dicts())
 
 
 def _as_json(value: object) -> str:

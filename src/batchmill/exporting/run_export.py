@@ -100,7 +100,7 @@ def export_dataset(
         OptionError: An option cannot be used, or `out` contains other files.
         StoreError: A file cannot be read or written.
     """
-    dataset, out = absolute(dataset), absolute(out)
+    dataset, out = absolute(dataset).rstrip("/"), absolute(out)
     find_format(to)  # Raises for an unknown format.
     shard_bytes = parse_size(str(shard_size), "--shard-size")
     if shard_bytes < 1:

@@ -30,10 +30,11 @@ def digest_samples(task: ShardTask, stop: Event) -> str:
         OptionError: An input may not be read here.
     """
     tag = find_format(task.to).tag
-    state = xxhash.xxh3_128(f"{tag} {task.kind} {task.rows.schema}\n".encode())
+    head = f"{tag} {task.kind} {task.further} {task.rows.schema}\n"
+    state = xxhash.xxh3_128(head.encode())
     for column in ("key", "suffix"):
         state.update("\n".join(task.samples[column].to_pylist()).encode())
-    for (own, *further), text in zip(task.files(), task.texts(), strict=True):
+    for (own, *further), row in zip(task.files(), task.dicts(), strict=True):
         _check(stop)
         content = own.content
         if not content:
@@ -41,7 +42,7 @@ def digest_samples(task: ShardTask, stop: Event) -> str:
         state.update(f"\n{content} ".encode())
         for one in further:
             state.update(f"{one.column}.{one.suffix} {one.content} ".encode())
-        state.update(text)
+        state.update(repr(row).encode())  # As JSON, NaN and infinity would be null.
     return state.hexdigest()
 
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from batchmill.errors import OptionError
-from batchmill.layout import LEDGER_FOLDER
+from batchmill.layout import LEDGER_FOLDER, PLAN
 from batchmill.ledger.ledger import Ledger
 from batchmill.security.allowlist import check_dataset
 from batchmill.storage import is_url, open_store, remote
@@ -118,7 +118,8 @@ def last_run(ledger: Ledger, dataset: str) -> int:
     Raises:
         OptionError: The dataset has no run.
     """
-    runs = ledger.runs()
-    if not runs:
-        raise OptionError(f"{dataset}: the dataset has no run yet. Start a run with batchmill run.")
-    return runs[-1]
+    # A run that was killed while it was planned has a folder, but no plan.
+    for run in reversed(ledger.runs()):
+        if ledger.store.exists(f"{ledger.run_folder(run)}/{PLAN}"):
+            return run
+    raise OptionError(f"{dataset}: the dataset has no run yet. Start a run with batchmill run.")

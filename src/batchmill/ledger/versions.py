@@ -155,7 +155,8 @@ class Versions:
                 return version
         numbers = ", ".join(str(version.number) for version in versions) or "none"
         raise OptionError(
-            f"version {wanted}: there is no such version. Versions: {numbers}. {_listed(names)}"
+            f"{self._store.url}: version {wanted}: there is no such version. Versions: {numbers}. "
+            f"{_listed(names)}"
         )
 
     def _write_names(self, names: Mapping[str, int]) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pyarrow.compute as pc
 
 from batchmill.errors import OptionError
+from batchmill.layout import LEDGER_FOLDER
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.versions import records_of
 
@@ -62,6 +63,8 @@ def copy_files(ledger: Ledger, files: Sequence[InputFile], folder: Path) -> None
         OptionError: A file exists already, or cannot be written.
         StoreError: An output cannot be read.
     """
+    if any((up / LEDGER_FOLDER).is_dir() for up in (folder.resolve(), *folder.resolve().parents)):
+        raise OptionError(f"{folder}: is inside a dataset. Name another folder.")
     for file in files:
         path = folder / file.name
         try:

@@ -101,7 +101,7 @@ def _read_path(text: str, pattern: str, *, folders: bool) -> Source:
     if found:
         return found
     if is_glob(text):
-        return read_glob(text, folders=folders)
+        return read_glob(text, pattern, folders=folders)
     searched = "" if path.is_absolute() else f" (looked in {os.getcwd()})"
     raise ManifestError(text, [f"no such file or folder{searched}. Check the path."])
 
@@ -146,7 +146,7 @@ def _read_other_url(url: str, pattern: str, *, folders: bool) -> Source | None:
         if folders:
             fault = "a glob in a bucket lists files. List the folders in a table instead."
             raise ManifestError(url, [fault])
-        return read_url_glob(url)
+        return read_url_glob(url, pattern)
     return read_version(url, pattern)
 
 

@@ -73,16 +73,17 @@ def read_prefix(url: str, pattern: str, found: pa.Table, *, folders: bool) -> So
     names = [
         name
         for name in sorted(tops)
-        if not name.startswith(".") and name not in datasets and fits(name, pattern)
+        if name[:1] not in ("", ".") and name not in datasets and fits(name, pattern)
     ]
     return _listed(url, url, names, f"no folder below it matches {pattern!r}")
 
 
-def read_url_glob(pattern: str) -> Source:
+def read_url_glob(url: str, pattern: str) -> Source:
     """List the files that match a URL with `*`, `?` or `[`.
 
     Args:
-        pattern: The URL.
+        url: The URL.
+        pattern: The pattern that a file's relative path or name must match, too.
 
     Returns:
         One row per file. Names are relative to the folder before the first wildcard.
@@ -90,16 +91,16 @@ def read_url_glob(pattern: str) -> Source:
     Raises:
         StoreError: The store cannot be read.
     """
-    folder = parent(pattern[: min(pattern.find(sign) % len(pattern) for sign in "*?[")])
+    folder = parent(url[: min(url.find(sign) % len(url) for sign in "*?[")])
     start = f"{folder}/"
-    seen = {url.removeprefix(start): stat for url, stat in remote.glob(pattern).items()}
+    seen = {url.removeprefix(start): stat for url, stat in remote.glob(url).items()}
     above = {str(up).strip("/") for name in seen for up in PurePosixPath(f"/{name}").parents}
     tops = sorted(above)
     marks = [f"{start}{top}/{FORMAT}" if top else f"{start}{FORMAT}" for top in tops]
     datasets = {top for top, mark in zip(tops, remote.stat_many(marks), strict=True) if mark}
     rows = [{"name": name, **stat._asdict()} for name, stat in seen.items()]
     found = pa.Table.from_pylist(rows, FOUND)
-    return _listed_objects(pattern, folder, found, "*", datasets, "no file matches it")
+    return _listed_objects(url, folder, found, pattern, datasets, "no file matches it")
 
 
 def _datasets_in(names: pa.ChunkedArray) -> set[str]:
@@ -134,17 +135,18 @@ def _listed_objects(
     return _listed(name, url, names, nothing, found)
 
 
-def read_glob(pattern: str, *, folders: bool = False) -> Source:
+def read_glob(path: str, pattern: str, *, folders: bool = False) -> Source:
     """List the files that match a glob. `**` matches any number of folders.
 
     Args:
-        pattern: The glob.
+        path: The glob.
+        pattern: The pattern that a file's relative path or name must match, too.
         folders: True to list the folders that match it.
 
     Returns:
         One row per file. Names are relative to the folder before the first wildcard.
     """
-    parts = Path(pattern).parts
+    parts = Path(path).parts
     fixed = Path()
     for part in parts:
         plain = part.replace("[[]", "[").replace("[*]", "*").replace("[?]", "?")
@@ -152,14 +154,15 @@ def read_glob(pattern: str, *, folders: bool = False) -> Source:
             break
         fixed /= plain
     _in_dataset.cache_clear()
-    names = sorted(
+    found = (
         Path(name).relative_to(fixed).as_posix()
-        for name in glob.iglob(pattern, recursive=True)
+        for name in glob.iglob(path, recursive=True)
         if (os.path.isdir(name) if folders else os.path.isfile(name) or not os.path.exists(name))
         and not _in_dataset(os.path.abspath(name if folders else os.path.dirname(name)))
     )
+    names = sorted(name for name in found if fits(name, pattern))
     nothing = f"no {'folder' if folders else 'file'} matches it"
-    return _listed(pattern, os.path.abspath(fixed), names, nothing)
+    return _listed(path, os.path.abspath(fixed), names, nothing)
 
 
 def is_glob(text: str) -> bool:

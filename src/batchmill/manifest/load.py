@@ -164,7 +164,7 @@ def _check_groups(
 ) -> tuple[pa.Table, list[str]]:
     # The groups are read from the values before type_columns(): a column's type depends on all of
     # its rows, so the text of a number could change when a row is added.
-    inherited = inherited_groups(_dataset_of(table), partitioning)
+    inherited = inherited_groups(_dataset_of(table), table.version, partitioning)
     groups = read_groups(table.frame, inputs["input"], partitioning, inherited)
     return groups, faults_of_groups(groups, partitioning, lambda: table.places)
 

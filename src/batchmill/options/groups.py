@@ -53,8 +53,8 @@ class InputOptions(Options):
     """Folder that contains all inputs. Relative paths start there. Default: the manifest's
     folder."""
     pattern: Text = "*"
-    """For a folder: use only files whose name or relative path matches this glob, or one of several
-    globs, separated by commas."""
+    """For a folder or glob: use only files whose name or relative path matches this glob, or one of
+    several globs, separated by commas."""
     min_age: float = Field(default=0, ge=0, allow_inf_nan=False, title="Minimum age in seconds")
     """For a folder or glob: skip files modified less than this many seconds ago. Such files may
     still be incomplete."""

@@ -9,6 +9,7 @@ import pyarrow as pa
 from batchmill.cells import is_missing, texts_of
 from batchmill.layout import MADE_FROM, ORIGINAL_INPUT, PARTITION_COLUMN
 from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.versions import Versions
 from batchmill.partitions.partitioning import GROUPS, Partitioning, key_of_group, key_of_input
 from batchmill.partitions.record import last_assignment
 from batchmill.storage import open_store
@@ -106,11 +107,12 @@ def faults_of_groups(
     return faults
 
 
-def recorded_groups(dataset: str) -> dict[str, str]:
+def recorded_groups(dataset: str, version: int = 0) -> dict[str, str]:
     """Return the key of the group of each input that a dataset assigned to a partition.
 
     Args:
         dataset: The folder or URL of the dataset.
+        version: The number of its version. 0: the last version.
 
     Returns:
         The keys by the names of the inputs. Empty if the dataset had no partitions.
@@ -119,24 +121,31 @@ def recorded_groups(dataset: str) -> dict[str, str]:
         LedgerError: The record of the groups cannot be read.
         StoreError: The store does not respond.
     """
-    assignment = last_assignment(Ledger(open_store(dataset)))
+    store = open_store(dataset)
+    # The assignments of later versions do not count.
+    is_earlier = version and any(one.number > version for one in Versions(store).read_all())
+    assignment = last_assignment(Ledger(store), version if is_earlier else None)
     if assignment is None:
         return {}
     rows = assignment.listed()
     return dict(zip(rows["input"].to_pylist(), rows["group"].to_pylist(), strict=True))
 
 
-def inherited_groups(dataset: str, partitioning: Partitioning) -> dict[str, str] | None:
+def inherited_groups(
+    dataset: str, version: int, partitioning: Partitioning
+) -> dict[str, str] | None:
     """Return the groups to inherit; None without a dataset, and with a group column.
 
     Args:
         dataset: The folder or URL of the dataset that is the manifest. Empty for other manifests.
+        version: The number of its version. 0 without one.
         partitioning: The options.
 
     Returns:
         The result of `recorded_groups`, or None.
     """
-    return recorded_groups(dataset) if dataset and partitioning.group_by is None else None
+    is_needed = dataset and partitioning.group_by is None
+    return recorded_groups(dataset, version) if is_needed else None
 
 
 def inherited_keys(frame: pd.DataFrame, recorded: Mapping[str, str]) -> list[str | None]:

@@ -93,7 +93,8 @@ def _withdrawn(
     # With dtype=object, whole numbers stay whole in a column with missing values.
     frame = pd.DataFrame(carried, index=range(len(carried)), dtype=object)
     frame = frame.reindex(columns=list(dict.fromkeys([*frame.columns, *wanted])))
-    inherited = inherited_groups(manifest.dataset if len(names) else "", partitioning)
+    source = manifest.dataset if len(names) else ""
+    inherited = inherited_groups(source, manifest.version, partitioning)
     groups = read_groups(frame, names, partitioning, inherited)
     keys, given = groups["group"].to_pylist(), groups["given"].to_pylist()
     before = _recorded(recorded, names)

@@ -112,6 +112,7 @@ def _made_of(ledger: Ledger, manifest: Manifest, declared: Mapping[str, str]) ->
         last = pool.submit(name_of_last, ledger)
         released = pool.submit(ledger.store.names, RELEASED)
         state = [*ledger.part_names(), *released.result(), *filter(None, [last.result()])]
+    state += manifest.too_young.to_pylist()
     types = [f"{name}:{kind}" for name, kind in declared.items()]
     return digest("tables", VERSION, *state, _hash(table), *types)
 

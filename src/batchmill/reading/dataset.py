@@ -87,7 +87,7 @@ def open_dataset(
             this version.
         StoreError: The table cannot be read.
     """
-    dataset = absolute(os.fspath(url))
+    dataset = absolute(os.fspath(url)).rstrip("/")
     selection = Selection(
         dataset=dataset,
         partitions=None if partition is None else _names(partition),

@@ -174,9 +174,11 @@ class Run:
         # A run that publishes nothing removes no version, also not one that is too old.
         sweep(self.ledger, self.number, None if unpublished else self.options.keep_versions)
         with ThreadPoolExecutor(1) as pool:
-            forgotten = pool.submit(forget_earlier, self.ledger)
+            # If nothing was published, the next run may need the assignment of the last version.
+            forgotten = None if unpublished else pool.submit(forget_earlier, self.ledger)
             forget_runs(self.ledger, self.number)
-        forgotten.result()
+        if forgotten:
+            forgotten.result()
         return summary
 
 

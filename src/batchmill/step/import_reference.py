@@ -85,7 +85,7 @@ def import_step(ref: str, search: str) -> Any:
             names = [name for name in dir(value) if name.isidentifier() and name[0] != "_"]
             own = [n for n in names if getattr(getattr(value, n), "__module__", "") == module_name]
             raise StepError(
-                f"step {ref}: {module_name} has no {part!r}. "
+                f"step {ref}: {getattr(value, '__name__', module_name)} has no {part!r}. "
                 f"It has: {', '.join(own or names) or 'nothing'}."
             ) from error
     check_origin(ref, value)

@@ -28,7 +28,8 @@ def parse_params(pairs: Sequence[str], file: Path | None = None) -> dict[str, An
     >>> parse_params(["seconds=2.5", "name=speech", 'ids=["a"]'])
     {'seconds': 2.5, 'name': 'speech', 'ids': ['a']}
     """
-    return (_read_file(file) if file else {}) | parse_pairs(pairs, "--param", "seconds=5")
+    read = _read_file(file.expanduser()) if file else {}
+    return read | parse_pairs(pairs, "--param", "seconds=5")
 
 
 def parse_pairs(pairs: Sequence[str], option: str, example: str) -> dict[str, Any]:
@@ -115,6 +116,8 @@ def _missing(
 ) -> list[str]:
     # A step without `out` may use another name for its output folder.
     hint = "" if "out" in signature.parameters else " (a step's output folder is called 'out')"
+    if next(iter(signature.parameters), "") == "out":
+        hint = " (the first parameter is the input's path: put it before 'out')"
     return [
         f"parameter {name!r} is missing. Add --param {name}=...{hint}"
         for name, parameter in named.items()

@@ -101,6 +101,9 @@ def _as_built_in(error: Exception) -> Exception:
     # gcsfs raises an HttpError with a code. For 403, it raises an OSError with a path in line one.
     code = "code" if type(error).__name__ == "HttpError" else "status_code"
     forbidden = text.startswith("Forbidden: ")
+    # botocore raises it for a name that no bucket can have.
+    if type(error).__name__ == "ParamValidationError":
+        return FileNotFoundError(text.partition("\n")[2]).with_traceback(error.__traceback__)
     # adlfs raises a ValueError if it finds no credentials.
     if forbidden or getattr(error, code, None) in _DENIED or "with credentials!!" in text:
         text = (text.partition("\n")[2] or text) if forbidden else text

@@ -93,20 +93,33 @@ def stat(url: str) -> FileStat | None:
 
 
 def stat_many(urls: Sequence[str]) -> list[FileStat | None]:
-    """Return the descriptions of files. List a folder once if many of them are in it.
+    """Return the descriptions of files; None for a missing file, and for one that denies access.
 
-    A web server is never listed: the page of a folder has no sizes, and may omit files.
+    A folder is listed once if many of them are in it. A web server is never listed: the page of a
+    folder has no sizes, and may omit files.
     """
     if len(urls) <= FEW:
-        return in_threads(stat, urls, THREADS)
+        return in_threads(_stat_or_none, urls, THREADS)
     folders = Counter(url.rpartition("/")[0] for url in urls if not is_web(url))
-    many = [folder for folder, count in folders.items() if count > FEW // 10]
+    # A listing of `a/` has the files of `a`, and not `a//b`.
+    many = [name for name, count in folders.items() if count > FEW // 10 and name[-1:] != "/"]
     listed = dict(zip(many, in_threads(_list_folder, many, THREADS), strict=True))
     alone = [url for url in urls if url.rpartition("/")[0] not in listed]
-    looked = dict(zip(alone, in_threads(stat, alone, THREADS), strict=True))
+    looked = dict(zip(alone, in_threads(_stat_or_none, alone, THREADS), strict=True))
     return [
         looked[url] if url in looked else listed[url.rpartition("/")[0]].get(url) for url in urls
     ]
+
+
+def _stat_or_none(url: str) -> FileStat | None:
+    """Return what `stat` returns. If the store denies access to this file only, return None."""
+    try:
+        return stat(url)
+    except StoreError as error:
+        if not isinstance(error.__cause__, PermissionError):
+            raise
+        check_bucket(url)  # Raises if the bucket denies access to all files.
+        return None
 
 
 @retry_remote

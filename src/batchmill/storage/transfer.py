@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batchmill.errors import StoreError
 from batchmill.storage import remote
 from batchmill.storage.connection import converting_errors, has_expired
 from batchmill.storage.fingerprints import Fingerprint, HashingFile, fingerprint, hash_bytes
@@ -83,7 +84,13 @@ def fetch_head(url: str, path: str) -> Fingerprint:
     """
     store = store_for(url)
     if store:
-        data, seen = _get_part(store, url, (0, HEAD_BYTES), None)
+        try:
+            data, seen = _get_part(store, url, (0, HEAD_BYTES), None)
+        except StoreError as error:
+            if " 416 " not in str(error.__cause__):
+                raise
+            # It has become empty, and stores reject each range of an empty file.
+            return fetch_planned(url, path, remote.FileStat(0, 0, None))
     else:
         found = remote.stat(url)
         if found is None:

@@ -240,3 +240,18 @@ def test_files_that_a_dataset_records_are_not_new(words, tmp_path, monkeypatch):
     (words / "c.txt").write_text("another")
     (words / "e.txt").write_text("new")
     assert set(new_or_changed(list_files(str(words), "*.txt"), known)) == {"c.txt", "e.txt"}
+
+
+def test_folders_of_a_run_over_folders_are_known(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / "x").write_text("x")
+    source, options = str(tmp_path / "in"), {"input_kind": "folder"}
+    run_job(source, "steps_under_test:names", tmp_path / "out", options=options)
+    known = recorded_versions(open_ledger(str(tmp_path / "out")))
+    assert new_or_changed(list_files(source, folders=True), known) == {}
+    (tmp_path / "in" / "b" / "y").write_text("y")
+    (tmp_path / "in" / "c").mkdir()
+    (tmp_path / "in" / "c" / "x").write_text("x")
+    assert set(new_or_changed(list_files(source, folders=True), known)) == {"b", "c"}
+    assert set(list_files(source, "c", folders=True)) == {"c"}

@@ -31,12 +31,13 @@ class FileVersion(NamedTuple):
 Listing = Mapping[str, FileVersion]
 
 
-def list_files(source: str, pattern: str = "*") -> dict[str, FileVersion]:
+def list_files(source: str, pattern: str = "*", *, folders: bool = False) -> dict[str, FileVersion]:
     """List the files below a folder or URL that a run over it would have as inputs.
 
     Args:
         source: The folder, or the URL of a bucket prefix.
         pattern: Glob that a file's relative path or name must match.
+        folders: True if each sub-folder is one input.
 
     Returns:
         The files by name. There may be none.
@@ -49,7 +50,8 @@ def list_files(source: str, pattern: str = "*") -> dict[str, FileVersion]:
         source = f"{source.rstrip('/')}/"
     elif not os.path.isdir(source):
         raise ManifestError(source, ["no such folder. Check the path, and whether it is mounted."])
-    return _versions(load_manifest(source, pattern=pattern, may_be_empty=True).inputs)
+    found = load_manifest(source, pattern=pattern, may_be_empty=True, folders=folders)
+    return _versions(found.inputs)
 
 
 def recorded_versions(ledger: Ledger) -> dict[str, FileVersion]:

@@ -41,6 +41,7 @@ class WatchTarget:
         source: An absolute path or a URL.
         pattern: Only files whose relative path or name matches are announced.
         min_age: A file is announced after it has been unchanged for this many seconds.
+        folders: True if each sub-folder is one input.
         deployment: FLOW/NAME, or empty.
         deployment_id: The ID of the deployment. None without a deployment.
         dataset: The dataset that the deployment's runs write. Empty if it is unknown.
@@ -51,6 +52,7 @@ class WatchTarget:
     source: str
     pattern: str
     min_age: float
+    folders: bool = False
     deployment: str = ""
     deployment_id: UUID | None = None
     dataset: str = ""
@@ -68,7 +70,7 @@ class WatchTarget:
             StoreError: The store cannot be opened.
         """
         with access_to(self.access):
-            return list_files(self.source, self.pattern)
+            return list_files(self.source, self.pattern, folders=self.folders)
 
 
 def watched(
@@ -103,6 +105,7 @@ def watched(
         source=_checked_source(source),
         pattern=pattern or inputs.pattern,
         min_age=min_age + _MARGIN_SECONDS if min_age else 0,
+        folders=inputs.input_kind == "folder",
         deployment=deployment,
         deployment_id=found.id if found else None,
         dataset=dataset,
