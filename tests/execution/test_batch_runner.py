@@ -217,6 +217,13 @@ def test_one_result_for_a_whole_batch_is_rejected(words, tmp_path):
     assert "has the shape () for a batch of 2" in outcomes["002.txt"].message
 
 
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_table_for_a_whole_batch_is_rejected(words, tmp_path, batch_size):
+    summary, _, outcomes = run(words("a", "bb"), "Table", tmp_path, batch_size=batch_size)
+    assert summary.outcomes == {"failed": 2}
+    assert outcomes["000.txt"].error == "ResultError"
+
+
 def test_only_the_sample_that_cannot_be_pickled_fails(words, tmp_path):
     folder = words("a", "bad one", "ccc", "dddd", "eeeee")
     summary, _, outcomes = run(folder, "CannotTravel", tmp_path, batch_size=4)
@@ -232,6 +239,7 @@ def test_only_the_sample_that_cannot_be_pickled_fails(words, tmp_path):
         ("collate_fn", "text", "UnprintableError"),
         ("process_batch", "exit", "SystemExit"),
         ("process_batch", "text", "UnprintableError"),
+        ("process_batch", "panic", "PanicError"),
     ],
 )
 def test_an_unusual_error_costs_only_its_sample(words, tmp_path, method, error, name):

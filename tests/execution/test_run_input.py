@@ -216,6 +216,16 @@ def test_a_symbolic_link_is_rejected(dataset, source, tmp_path):
     assert files_in(dataset) == []
 
 
+def test_empty_folders_are_left_out(dataset, source):
+    def step(source, out):
+        (out / "empty" / "deeper").mkdir(parents=True)
+        (out / "a").write_text("x")
+        return {"output": "a"}
+
+    assert run(dataset, source, step_of(step)).kind == "ok"
+    assert os.listdir(dataset / folder_of(dataset)) == ["a"]
+
+
 def test_a_hard_link_to_the_input_becomes_a_file_of_its_own(dataset, source):
     def step(source, out):
         os.link(source, out / "same.txt")

@@ -28,7 +28,7 @@ from batchmill.storage import LocalStore
 pytestmark = pytest.mark.slow
 
 STEPS = """
-import os, signal, sys
+import os, signal, subprocess, sys
 print("the module was imported", file=sys.stderr, flush=True)
 
 def step(source, out):
@@ -46,6 +46,21 @@ def logging_step(source, out):
     logging.getLogger("mine").debug("not shown")
     print("printed")
     return {}
+
+class Leaving:
+    def __init__(self, inputs):
+        self.inputs = inputs
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return index
+
+    def process_batch(self, batch):
+        left = subprocess.Popen(["sleep", "600"]).pid
+        copy = os.fork()
+        return [{"left": left, "copy": copy}] * len(batch)
 
 def deadly(source, out):
     if source.name == "b.txt":
@@ -263,6 +278,17 @@ def test_a_process_ends_when_its_parent_closes_the_connection(started):
     process.release()
     child.wait(60)
     process.end()
+
+
+def test_the_processes_of_a_batch_step_end_with_its_process(open_shards, tmp_path):
+    (shard,) = open_shards("Leaving", cores=1)
+    process = ShardProcess()
+    process.run(shard, (), print)
+    process.end()
+    texts = Ledger(LocalStore(tmp_path / "out")).records(["rows"])["rows"].to_pylist()
+    pids = [pid for text in texts for row in json.loads(text) for pid in row.values()]
+    assert len(pids) == 10
+    wait_for(lambda: not any(map(psutil.pid_exists, pids)), "the end of the processes")
 
 
 def test_a_process_that_was_killed_can_be_ended(started):

@@ -163,7 +163,10 @@ def test_a_list_of_dicts_has_one_dict_per_sample(arrays, tmp_path):
     output = tmp_path / "out"
     _, table = infer(arrays, output, model="models:Boxes", predictions="files", batch_size=2)
     for number, name in enumerate(table["output"]):
-        assert torch.load(output / name)["boxes"].tolist() == [[number] * 4] * 2
+        boxes = torch.load(output / name)["boxes"]
+        assert boxes.tolist() == [[number] * 4] * 2
+        # The file has no part of the results of other samples.
+        assert boxes.untyped_storage().nbytes() == boxes.nbytes
 
 
 def test_the_allowlist_also_limits_model_files(arrays, saved, tmp_path, monkeypatch):

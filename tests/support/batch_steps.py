@@ -8,6 +8,7 @@ import weakref
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
 import torch
 from poison import UnprintableError
 
@@ -138,15 +139,29 @@ class Dies(Lengths):
         return batch[:, 0].int()
 
 
+class PanicError(BaseException):
+    """The errors of extensions in Rust are no Exception, either."""
+
+
+class Table(Lengths):
+    """The result is a table. Iterating over it gives the names of its columns."""
+
+    def process_batch(self, batch):
+        return pd.DataFrame({"length": batch[:, 0].numpy(), "bad": batch[:, 1].numpy()})
+
+
 class Raises(Lengths):
     """Raise an error that is no Exception, or that has no text, in a method."""
 
     def __init__(self, inputs, method: str, error: str):
         super().__init__(inputs)
         self.method = method
-        self.error = {"exit": SystemExit, "stop": KeyboardInterrupt, "text": UnprintableError}[
-            error
-        ]
+        self.error = {
+            "exit": SystemExit,
+            "stop": KeyboardInterrupt,
+            "text": UnprintableError,
+            "panic": PanicError,
+        }[error]
 
     def collate_fn(self, samples):
         batch = torch.stack(samples)

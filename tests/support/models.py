@@ -57,7 +57,8 @@ class Boxes(torch.nn.Module):
     """Return a list with a dict for each sample, like a detector."""
 
     def forward(self, values):
-        return [{"boxes": torch.full((2, 4), float(v.mean())), "count": 2} for v in values]
+        boxes = values.flatten(1).mean(dim=1)[:, None, None].expand(-1, 2, 4).contiguous()
+        return [{"boxes": one, "count": 2} for one in boxes]
 
 
 class Halves(Mean):

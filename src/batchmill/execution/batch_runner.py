@@ -15,8 +15,6 @@ from batchmill.workers import Batch, BatchError, BrokenDeviceError
 from batchmill.workers.loaded_batches import BegunBatch, is_broken_device, is_out_of_memory
 
 _WHOLE_RESULT = "the result"
-# Not KeyboardInterrupt: batches are processed in the process that receives Ctrl-C.
-_STEP_ERRORS = (Exception, SystemExit)
 
 
 class ResultError(Exception):
@@ -67,7 +65,9 @@ class BatchRunner:
             return _finished(batch, self._finish(work, call))
         try:
             finish = self._call(begin, batch.data, work.inputs)
-        except _STEP_ERRORS as error:
+        except KeyboardInterrupt:
+            raise  # Batches are processed in the process that receives Ctrl-C.
+        except BaseException as error:
             return _finished(batch, self._failed(work, error, started))
         work.seconds = time.perf_counter() - started
         return BegunBatch(batch.indices, partial(self._finish, work, finish), is_in_flight=True)
@@ -85,7 +85,9 @@ class BatchRunner:
         started = time.perf_counter()
         try:
             results = results_of(call(), len(work.inputs))
-        except _STEP_ERRORS as error:
+        except KeyboardInterrupt:
+            raise  # Batches are processed in the process that receives Ctrl-C.
+        except BaseException as error:
             return self._failed(work, error, started)
         seconds = (work.seconds + time.perf_counter() - started) / len(work.inputs)
         return [
@@ -168,7 +170,8 @@ def results_of(given: Any, count: int) -> list[Any]:
 
 
 def _values_of(value: Any, count: int, what: str) -> list[Any]:
-    shape = getattr(value, "shape", None)
+    # The items of a table, such as a DataFrame, are its columns.
+    shape = None if hasattr(value, "columns") else getattr(value, "shape", None)
     if shape is not None:
         if len(shape) == 0 or shape[0] != count:
             raise ResultError(

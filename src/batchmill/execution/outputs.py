@@ -4,6 +4,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -183,6 +184,8 @@ def _written(folder: Path, prefix: str = "") -> Iterator[str]:
             if entry.is_dir():
                 _make_writable(entry.path, entry.stat().st_mode)
                 yield from _written(Path(entry.path), f"{name}/")
+                with suppress(OSError):  # It has files.
+                    os.rmdir(entry.path)
             elif entry.is_file():
                 if entry.stat().st_nlink > 1:
                     _detach(entry.path)

@@ -192,7 +192,7 @@ def serve(descriptor: int, parent: int, place: str) -> None:
     # for garbage among the imported objects would take longer.
     gc.disable()
     from batchmill.shards import execution  # noqa: F401
-    from batchmill.workers.processes import end_with_parent
+    from batchmill.workers.processes import end_with_parent, kill_descendants
 
     if is_url(place):
         why_unusable(place)  # It imports the library for the bucket.
@@ -206,6 +206,7 @@ def serve(descriptor: int, parent: int, place: str) -> None:
             try:
                 shard, access, sys.path[:], gpu = _receive(channel)
             except (EOFError, ConnectionError):
+                kill_descendants()  # Processes that a step has left behind.
                 return
             if gpu:
                 os.environ["CUDA_VISIBLE_DEVICES"] = gpu

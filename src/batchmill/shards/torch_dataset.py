@@ -61,7 +61,7 @@ def create_torch_dataset(
     try:
         with end_after(inputs.spec.policy.timeout_seconds):
             torch_dataset = make_dataset(step, items)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
+    except BaseException as error:
         if step.is_batched:
             if isinstance(error, StepError):
                 raise  # For example, the model is missing. The inputs must not fail for that.

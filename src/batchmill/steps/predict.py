@@ -49,12 +49,11 @@ def _refuse_nan(value: Any) -> None:
 
 def _split_batch(output: Any, count: int) -> list[Any]:
     """Return the model's output for each sample. Raises ResultError."""
-    if isinstance(output, list):
-        return results_of(output, count)
-    fields = results_of(output if not isinstance(output, torch.Tensor) else {"": output}, count)
+    parts = results_of(output, count)
+    # `results_of` returns the items of a tensor with one dimension as Python numbers.
+    parts = list(output) if isinstance(output, torch.Tensor) else parts
     # torch.save() would store the whole batch with a view.
-    parts = [{name: _own(value) for name, value in part.items()} for part in fields]
-    return [part[""] for part in parts] if isinstance(output, torch.Tensor) else parts
+    return [tree_map(_own, part) for part in parts]
 
 
 def _own(value: Any) -> Any:

@@ -183,11 +183,13 @@ class BatchProcessor:
     @contextmanager
     def _recording_processes(self) -> Iterator[None]:
         """Add the processes that start during the block to `model_processes`."""
-        before = children(os.getpid())
+        pid, before = os.getpid(), children(os.getpid())
         try:
             yield
         finally:
-            self.model_processes |= set(children(os.getpid())) - set(before)
+            if os.getpid() != pid:
+                os._exit(0)  # The step forked this process. Only the original one may return.
+            self.model_processes |= set(children(pid)) - set(before)
 
 
 def _in_thread(name: str, call: Callable[[], _Result]) -> Future[_Result]:
