@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import batchmill
+from batchmill.planning.job import plain_params
 
 
 def test_the_public_names():
@@ -89,3 +90,20 @@ def test_trying_a_light_step_loads_neither_prefect_nor_ray_nor_torch(words):
 def test_errors_survive_pickling(error):
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy)) == (type(error), str(error))
+
+
+@pytest.mark.parametrize("value", [{1: "a", "1": "b"}, [{None: 1}], {"a": ({2: 3},)}, "a\udc80"])
+def test_params_that_json_would_change_or_cannot_hold_are_refused(value):
+    with pytest.raises(batchmill.OptionError, match=r"'table' is a .* JSON"):
+        plain_params({"table": value})
+
+
+def test_a_set_of_texts_as_a_param_has_one_order():
+    words = [f"word {number}" for number in range(20)]
+    assert plain_params({"words": set(words)}) == {"words": sorted(words)}
+
+
+def test_try_one_gives_params_as_a_run_does(tmp_path):
+    (tmp_path / "a").write_text("")
+    tried = batchmill.try_one(tmp_path / "a", lambda s, pair: [repr(pair)], params={"pair": (1, 2)})
+    assert tried.rows == [{"value": ["[1, 2]"]}]

@@ -1,5 +1,6 @@
 """Test manifests as JSON Lines, Parquet, folders, globs, lists and DataFrames."""
 
+import datetime
 import os
 
 import pandas as pd
@@ -8,6 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from batchmill import ManifestError, load_manifest
+from batchmill.manifest.arrow_columns import to_arrow_table
 from batchmill.manifest.file_stats import MISSING_SIZE
 from batchmill.manifest.records import MAX_LINE_BYTES, save_manifest
 from batchmill.planning.job import make_job
@@ -287,3 +289,31 @@ def test_a_new_row_changes_no_other_row(folder):
     (folder / "m.jsonl").write_text("\n".join(lines))
     after = load_manifest(str(folder / "m.jsonl")).manifest_columns["meta"].to_pylist()
     assert (before, after[:1]) == (['{"x": 1}'], ['{"x": 1}'])
+
+
+NOON = datetime.datetime(2020, 1, 1, 12)
+THERE = NOON.replace(tzinfo=datetime.timezone(datetime.timedelta(hours=2)))
+
+
+@pytest.mark.parametrize(
+    ("values", "kept"),
+    [
+        ([NOON.date(), NOON, None], ["2020-01-01", "2020-01-01 12:00:00", None]),
+        ([NOON.date(), NOON, pd.NaT], ["2020-01-01", "2020-01-01 12:00:00", None]),
+        ([NOON, THERE], ["2020-01-01 12:00:00", "2020-01-01 12:00:00+02:00"]),
+        ([NOON, pd.Timestamp(NOON), pd.NaT], [NOON, NOON, None]),
+        ([THERE, pd.NaT], [THERE, None]),
+        ([THERE, None], [THERE, None]),
+    ],
+)
+def test_dates_and_times_that_have_no_common_type_become_text(values, kept):
+    frame = pd.DataFrame({"when": pd.Series(values, dtype=object)})
+    assert to_arrow_table(frame)["when"].to_pylist() == kept
+
+
+def test_a_key_that_is_not_utf_8_is_a_fault_of_its_line(folder):
+    (folder / "m.jsonl").write_text('{"input": "a.wav"}\n{"input": "b.wav", "\\ud83d": 1}\n')
+    with pytest.raises(ManifestError, match="line 2: a key has a character that is not UTF-8"):
+        load_manifest(str(folder / "m.jsonl"))
+    (folder / "m.jsonl").write_text('{"input": "a.wav", "\\ud83d\\ude00": 1}\n')
+    assert load_manifest(str(folder / "m.jsonl")).manifest_columns.column_names == ["\U0001f600"]

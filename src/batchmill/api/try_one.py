@@ -10,6 +10,7 @@ from typing import Any, Literal
 from batchmill.api.keywords import python_call
 from batchmill.execution.single_input import run_single_input
 from batchmill.outcome import WrittenFile, one_line
+from batchmill.planning.job import plain_params
 from batchmill.sizes import counted
 from batchmill.step.value.shipping import load_given_step
 
@@ -82,11 +83,12 @@ def try_one(
         The result: kind, seconds, rows, files, error, traceback.
 
     Raises:
-        OptionError: There is no such file.
+        OptionError: There is no such file, or a parameter cannot be written as JSON.
         StepError: The step cannot be loaded, or does not accept these params.
     """
     others = {column: os.fspath(path) for column, path in (files or {}).items()}
-    loaded = load_given_step(step, params, search=os.getcwd(), file_columns=[*others])
+    plain = plain_params(params or {})
+    loaded = load_given_step(step, plain, search=os.getcwd(), file_columns=[*others])
     place, folder = os.fspath(input), Path(keep) if keep else None
     is_folder = input_kind == "folder"
     outcome = run_single_input(loaded, place, dict(row or {}), folder, others, is_folder=is_folder)

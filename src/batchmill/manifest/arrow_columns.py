@@ -1,6 +1,7 @@
 """Convert the columns of a pandas DataFrame to Arrow, and tensors to lists."""
 
 import json
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,11 @@ def _to_arrow_array(values: pd.Series) -> pa.Array | pa.ChunkedArray:
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return _to_text_array(values.tolist())
     kind = column.type
+    given = values.tolist() if values.dtype == object else []
+    given = [None if value is pd.NaT else value for value in given]
+    # Arrow would drop the times of datetimes among dates, and the time zones of some datetimes.
+    if pa.types.is_temporal(kind) and len({*map(_moment, given)} - {None}) > 1:
+        return _to_text_array(given)
     if pa.types.is_dictionary(kind) and pa.types.is_primitive(kind.value_type):
         # Categories that are numbers stay numbers.
         column, kind = column.cast(kind.value_type), kind.value_type
@@ -51,13 +57,19 @@ def _to_arrow_array(values: pd.Series) -> pa.Array | pa.ChunkedArray:
     if isinstance(values.dtype, pd.PeriodDtype):
         # In Arrow, a period is the number of periods since 1970.
         return _to_text_array(values.astype(object).where(values.notna(), None).tolist())
-    given = values.tolist() if values.dtype == object else []
     if given and all(is_missing(value) or isinstance(value, dict | list) for value in given):
         # Arrow would give each dict the keys of all others, and each list the type of all others.
         return _to_text_array(given)
     if isinstance(kind, pa.FixedShapeTensorType):
         column = tensors_as_lists(pa.table({"": column})).column(0)
     return _to_text_array(column.to_pylist())
+
+
+def _moment(value: Any) -> tuple[bool, bool] | None:
+    """Return whether a value has a date and a time, and whether it has a time zone."""
+    if is_missing(value):
+        return None
+    return isinstance(value, datetime), getattr(value, "tzinfo", None) is not None
 
 
 def _to_text_array(values: list[Any]) -> pa.Array:

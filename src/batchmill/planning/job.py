@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from batchmill.errors import OptionError
 from batchmill.manifest.listing import is_glob
 from batchmill.options.groups import ConfinementOptions, JobSettings
 from batchmill.partitions.partitioning import Partitioning, make_partitioning
 from batchmill.security.allowlist import CONFINE, confinement_is_required
+from batchmill.step.fingerprint import with_sorted_sets
 from batchmill.step.load import reference_to
 from batchmill.step.value.shipping import name_of
 from batchmill.storage import is_url
@@ -103,7 +104,7 @@ def make_job(
         step=name_of(step),
         value=step if reference_to(step) is None else None,
         output=absolute(output),
-        params=_plain_params(params or {}),
+        params=plain_params(params or {}),
         search=os.getcwd(),
         options=replace(options, inputs=inputs.model_copy(update={"root": root})),
         partitioning=make_partitioning(options.partitions),
@@ -120,18 +121,30 @@ def _absolute_manifest(manifest: str) -> str:
     return absolute(manifest) if manifest else manifest
 
 
-def _plain_params(params: Mapping[str, Any]) -> dict[str, Any]:
+def plain_params(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return params as JSON values, because the plan stores them for other processes."""
     plain = {}
     for name, value in params.items():
+        if _has_other_keys(value):
+            raise OptionError(
+                f"parameter {name!r} is a dict with a key that is not text, which JSON cannot "
+                "hold. Write the key as text, or give a list of pairs."
+            )
         try:
-            plain[name] = to_jsonable_python(value)
+            plain[name] = to_jsonable_python(with_sorted_sets(value))
+            to_json(plain[name])  # Raises for text that is not UTF-8.
         except (PydanticSerializationError, UnicodeDecodeError) as error:
             raise OptionError(
                 f"parameter {name!r} is a {type(value).__name__}, which cannot be written as JSON. "
                 "Give a number, text, list or dict, or the path of a file with the value."
             ) from error
     return plain
+
+
+def _has_other_keys(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return not all(isinstance(key, str) for key in value) or _has_other_keys([*value.values()])
+    return isinstance(value, list | tuple) and any(map(_has_other_keys, value))
 
 
 def make_confinement(options: ConfinementOptions) -> Confinement | None:

@@ -186,15 +186,15 @@ def _json_of(value: Any, fallback: Callable[[Any], Any] | None = None) -> str:
     """Return a value as JSON, the same in every process. Raises ValueError without a fallback."""
     from pydantic_core import to_json
 
-    return to_json(_with_sorted_sets(value), fallback=fallback).decode()
+    return to_json(with_sorted_sets(value), fallback=fallback).decode()
 
 
-def _with_sorted_sets(value: Any) -> Any:
+def with_sorted_sets(value: Any) -> Any:
     """Return a value whose sets are sorted lists. A set of texts has no fixed order."""
     if isinstance(value, set | frozenset):
-        return sorted((_with_sorted_sets(item) for item in value), key=described_value)
+        return sorted((with_sorted_sets(item) for item in value), key=described_value)
     if isinstance(value, dict):
-        return {key: _with_sorted_sets(item) for key, item in value.items()}
+        return {key: with_sorted_sets(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_sorted_sets(item) for item in value]
+        return [with_sorted_sets(item) for item in value]
     return value

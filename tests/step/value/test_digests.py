@@ -345,3 +345,27 @@ def test_tensors_are_compared_by_type_shape_and_values():
     assert found(torch.zeros(2, dtype=torch.bfloat16)) == found(
         torch.zeros(2, dtype=torch.bfloat16)
     )
+
+
+def test_modules_that_a_function_imports_itself_count(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "beside_two.py").write_text("def f(): ...\n")
+    (tmp_path / "plain").mkdir()  # A package without __init__.py.
+    (tmp_path / "plain" / "inner.py").write_text("def f(): ...\n")
+    found = code_of(
+        "import plain.inner\ndef step(s):\n"
+        "  import json, beside_two\n  from beside_two import f\n  return plain.inner.f()"
+    )
+    assert found.imports.keys() == {
+        ("beside_two", ()),
+        ("beside_two", ("f",)),
+        ("plain.inner", ("f",)),
+    }
+
+
+@pytest.mark.parametrize("use", ["row: A", "row: 'list[A] | None'", "row) -> (A"])
+def test_classes_of_annotations_count(use):
+    text = f"class A:\n  def f(self): return NUMBER\ndef step(s, {use}): ..."
+    one, two = (digests(code_of(text.replace("NUMBER", number))) for number in "12")
+    assert one.keys() == two.keys()
+    assert one != two

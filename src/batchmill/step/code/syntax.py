@@ -6,6 +6,7 @@ import linecache
 import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from importlib.util import resolve_name
 from itertools import chain, groupby
 from types import CodeType
 from typing import Any
@@ -111,6 +112,19 @@ def used_names(code: CodeType) -> dict[str, set[tuple[str, ...]]]:
             found.setdefault(name, set()).add(tuple(attributes))
         is_lookup = instruction and instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
         name, attributes = str(instruction.argval) if instruction and is_lookup else "", []
+    return found
+
+
+def imported_names(code: CodeType, package: str) -> set[tuple[str, tuple[str, ...]]]:
+    """Return the modules that a function and its inner functions import, each with a name in it."""
+    found: set[tuple[str, tuple[str, ...]]] = set()
+    for part in _codes(code):
+        made = [one for one in dis.get_instructions(part) if one.opname != "EXTENDED_ARG"]
+        # The two instructions before an import load its level and its names.
+        for level, names, instruction in zip(made, made[1:], made[2:], strict=False):
+            if instruction.opname == "IMPORT_NAME" and (package or not level.argval):
+                module = resolve_name("." * level.argval + instruction.argval, package)
+                found |= {(module, (name,)) for name in names.argval or ()} or {(module, ())}
     return found
 
 

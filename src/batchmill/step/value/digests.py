@@ -11,7 +11,7 @@ import pickle
 import sys
 import types
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from batchmill.digests import digest
 from batchmill.errors import StepError
@@ -19,7 +19,8 @@ from batchmill.security.redaction import names_a_secret
 from batchmill.step.code.files import is_users, source_file
 from batchmill.step.code.module import Value
 from batchmill.step.code.reachable import Definition
-from batchmill.step.code.syntax import code_text, used_names
+from batchmill.step.code.syntax import code_text, imported_names, used_names
+from batchmill.step.params import hints_of
 
 _MOST_SHOWN = 60
 _ATOMS = (type(None), bool, int, float, complex, str, type(...), type(NotImplemented))
@@ -213,6 +214,9 @@ class _Walk:
         file = source_file(value.module)
         if file and is_users(value.module, file, set()):
             self.imports.setdefault(value, path)
+        elif not file and value.attributes:  # It may be a package without __init__.py.
+            name, *rest = value.attributes
+            self._use(Value(f"{value.module}.{name}", tuple(rest)), path)
 
     def _function(self, function: types.FunctionType, path: tuple[str, ...]) -> str:
         key, path = self._begin(function, path)
@@ -237,7 +241,19 @@ class _Walk:
                     tokens += [name, f"module {value.__name__}"]
                 else:
                     tokens += [name, self._name(value, (*path, name))]
+        package = function.__globals__.get("__package__") or ""
+        for module, attributes in sorted(imported_names(function.__code__, package)):
+            self._use(Value(module, attributes), path)
+        for hint in hints_of(function).values():
+            self._hint(hint, path)
         return self._end(key, path, tokens)
+
+    def _hint(self, hint: Any, path: tuple[str, ...]) -> None:
+        """Visit the classes of an annotation: a row is checked with them, a parameter made."""
+        if isinstance(hint, type):
+            self._token(hint, (*path, hint.__name__))
+        for part in get_args(hint):
+            self._hint(part, path)
 
     def _name(self, value: Any, path: tuple[str, ...]) -> str:
         """Return the token of a definition. A plain value has an entry of its own instead."""
