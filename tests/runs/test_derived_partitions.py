@@ -134,6 +134,7 @@ def test_a_version_of_a_dataset_does_not_get_the_groups_of_a_later_one(recording
     run("m.csv", "clips", **SHARES, group_by="day", seed=1)
     run("clips@1", "parts", **SHARES)
     assert partition_of_each("made_from", "parts") == first
+    assert found("parts") == []
 
 
 def test_a_group_column_replaces_the_inherited_groups():

@@ -15,6 +15,7 @@ from batchmill.cells import texts_of
 from batchmill.errors import LedgerError, OptionError, StoreError
 from batchmill.layout import MADE_FROM, METADATA, ORIGINAL_INPUT, PARTITION_COLUMN
 from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.versions import Versions
 from batchmill.partitions.groups import inherited_keys, recorded_groups
 from batchmill.partitions.partitioning import by_hash, name_of_key
 from batchmill.partitions.record import Assignment, last_assignment
@@ -143,9 +144,10 @@ def compare_with_source(ledger: Ledger) -> Iterator[Finding]:
     Yields nothing if the manifest was not a dataset, or if the table has no partitions.
     """
     run = ledger.last_ended_run()
-    source = "" if run is None else read_spec(ledger, run).source_dataset
-    if not source:
+    spec = None if run is None else read_spec(ledger, run)
+    if spec is None or not spec.source_dataset:
         return
+    source, version = spec.source_dataset, spec.source_version if spec.names_version else 0
     try:
         rows = _read_columns(ledger.store, ["input", MADE_FROM, ORIGINAL_INPUT, PARTITION_COLUMN])
     except (OSError, pa.ArrowException, StoreError):
@@ -154,8 +156,10 @@ def compare_with_source(ledger: Ledger) -> Iterator[Finding]:
         return
     try:
         check_input(source)
-        groups = recorded_groups(source)
-        table = _read_columns(open_store(source), ["input", PARTITION_COLUMN])
+        groups = recorded_groups(source, version)
+        store = open_store(source)
+        name = Versions(store).table_name(version) if version else METADATA
+        table = _read_columns(store, ["input", PARTITION_COLUMN], name)
     except (OSError, pa.ArrowException, LedgerError, OptionError, StoreError) as error:
         yield Finding(
             "unchecked",
@@ -176,11 +180,11 @@ def compare_with_source(ledger: Ledger) -> Iterator[Finding]:
             yield Finding("leak", message)
 
 
-def _read_columns(store: Store, names: list[str]) -> pd.DataFrame:
+def _read_columns(store: Store, names: list[str], table: str = METADATA) -> pd.DataFrame:
     """Read those columns of a dataset's table that exist. Partitions become text."""
-    if not store.exists(METADATA):
-        raise StoreError(store.url_of(METADATA), "there is no table")
-    file = pq.ParquetFile(store.open(METADATA))
+    if not store.exists(table):
+        raise StoreError(store.url_of(table), "there is no table")
+    file = pq.ParquetFile(store.open(table))
     known = [name for name in names if name in file.schema_arrow.names]
     frame: pd.DataFrame = file.read(columns=known).to_pandas()
     if PARTITION_COLUMN in frame.columns:

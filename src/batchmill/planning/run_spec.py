@@ -58,6 +58,7 @@ class RunSpec:
         confinement: The rights of the step. None if the step is not confined.
         source_dataset: The dataset that is the manifest. Empty for other manifests.
         source_version: The number of its version. 0 without one.
+        names_version: True if the manifest names the version, as DATASET@VERSION.
         pack_bytes: The size after which a new pack begins. 0: each output is a file.
         can_try: False if `batchmill try` cannot run the step: other processes cannot import it, or
             it has one item per row of the manifest.
@@ -87,6 +88,7 @@ class RunSpec:
     confinement: Confinement | None = None
     source_dataset: str = ""
     source_version: int = 0
+    names_version: bool = False
     pack_bytes: int = 0
     can_try: bool = True
     takes_rows: bool = False
@@ -129,6 +131,7 @@ def write_run_plan(prepared: Prepared, run: int, layout: Layout, token: str = ""
         confinement=job.confinement,
         source_dataset=manifest.dataset,
         source_version=manifest.version,
+        names_version=bool(manifest.dataset) and "@" in job.manifest.removeprefix(manifest.dataset),
         pack_bytes=job.options.execution.pack_bytes,
         can_try=job.value is None and prepared.step.kind != "items",
         takes_rows=prepared.step.takes_rows,
