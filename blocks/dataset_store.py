@@ -77,8 +77,10 @@ class DatasetStore(Block):
     def place_of(self, name: str) -> str:
         """Return the URL or path of a dataset in this store. A full URL or path is not changed.
 
-        Raises OptionError for a name with `..`, which could be outside the store.
+        Raises OptionError for an empty name, and for one with `..`, which could be outside.
         """
+        if not name:
+            raise OptionError(f"--output is empty. Name a dataset in {self.url}.")
         if ".." in name.split("/"):
             raise OptionError(f"--output {name}: has '..' in it. Name a dataset in {self.url}.")
         return join(self.url, name)

@@ -49,6 +49,8 @@ def test_a_store_resolves_the_names_of_its_datasets():
     assert store.place_of("/data/clips") == "/data/clips"
     with pytest.raises(OptionError, match=r"'\.\.' in it"):
         store.place_of("../clips")
+    with pytest.raises(OptionError, match="--output is empty"):
+        store.place_of("")
 
 
 def test_prefects_file_systems_are_converted_to_stores():

@@ -152,8 +152,8 @@ def test_a_row_that_is_too_long_is_found_in_the_first_line_too(write):
         (b"", "is empty"),
         (b"  \n\n", "is empty"),
         (b"input\n", "has a header, but no inputs"),
-        (b"file\na.wav\n", "line 1: no column 'input' (found: 'file')"),
-        (b"input,output\na.wav,x\n", "line 1: column 'output' has the name of a column"),
+        (b"file\na.wav\n", "no column 'input' (found: 'file'). Line 1 is the header. Rename"),
+        (b"input,output\na.wav,x\n", "column 'output' has the name of a column"),
         (b"input,x,x\na.wav,1,2\n", "line 1: duplicate column 'x'"),
     ],
 )

@@ -107,6 +107,12 @@ def test_a_folder_without_matching_files_is_rejected(folder):
         load_manifest(str(folder), pattern="*.mp3")
 
 
+def test_a_form_without_lines_names_no_line():
+    with pytest.raises(ManifestError) as caught:
+        load_manifest(pd.DataFrame({"file": ["a.wav"]}))
+    assert "line" not in str(caught.value).lower()
+
+
 def test_a_glob(folder):
     manifest = load_manifest(f"{folder}/**/*.wav")
     assert names(manifest) == ["a.wav", "sub/b.wav"]

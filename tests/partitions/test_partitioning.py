@@ -207,8 +207,8 @@ def test_missing_columns_are_reported_with_the_existing_columns(tmp_path):
     faults = faults_of(tmp_path, "input,label\na,x\n", group_by="who", stratify="kind")
     found, remedy = "(found: 'input', 'label')", "Add it, or name another."
     assert faults == (
-        f"line 1: no column 'who' for --group-by {found}. {remedy}",
-        f"line 1: no column 'kind' for --stratify {found}. {remedy}",
+        f"no column 'who' for --group-by {found}. {remedy}",
+        f"no column 'kind' for --stratify {found}. {remedy}",
     )
 
 

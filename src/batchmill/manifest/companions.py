@@ -42,7 +42,7 @@ def check_companions(
         if column not in source.frame.columns:
             found = ", ".join(repr(str(name)) for name in source.frame.columns)
             faults.append(
-                f"line 1: no column {column!r} (found: {found}). Rename the column, or correct "
+                f"no column {column!r} (found: {found}). Rename the column, or correct "
                 "--file-columns."
             )
             continue

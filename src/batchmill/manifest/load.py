@@ -127,7 +127,7 @@ def _check_columns(table: Source, column: str, *, may_be_empty: bool) -> list[st
         faults.append("has a header, but no inputs. Add one line per input.")
     reserved = (RESERVED_COLUMNS | ({"input"} - {column})) & set(frame.columns)
     faults += [
-        f"line 1: column {name!r} has the name of a column that batchmill writes. Rename it."
+        f"column {name!r} has the name of a column that batchmill writes. Rename it."
         for name in sorted(reserved)
     ]
     return faults
@@ -136,10 +136,12 @@ def _check_columns(table: Source, column: str, *, may_be_empty: bool) -> list[st
 def _missing_input_column(table: Source, column: str) -> str:
     names = table.frame.columns
     found = ", ".join(repr(str(name)) for name in names) or "none"
-    remedy = "Line 1 is the header. Rename the column, or name yours with --input-column."
+    remedy = "Rename the column, or name yours with --input-column."
+    if table.form == "text":
+        remedy = f"Line 1 is the header. {remedy}"
     if len(names) == 1 and any(sign in found for sign in ";|"):
         remedy = "Separate the fields with commas (.csv) or tabs (.tsv)."
-    return f"line 1: no column {column!r} (found: {found}). {remedy}"
+    return f"no column {column!r} (found: {found}). {remedy}"
 
 
 def _resolve_root(table: Source, root: str | os.PathLike[str] | None, faults: list[str]) -> str:

@@ -28,7 +28,7 @@ def missing_columns(frame: pd.DataFrame, partitioning: Partitioning) -> list[str
     wanted = {"--group-by": partitioning.group_by, "--stratify": partitioning.stratify}
     found = ", ".join(repr(str(name)) for name in frame.columns) or "none"
     return [
-        f"line 1: no column {column!r} for {option} (found: {found}). Add it, or name another."
+        f"no column {column!r} for {option} (found: {found}). Add it, or name another."
         for option, column in wanted.items()
         if column is not None and column not in frame.columns
     ]
