@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pytest
 from copying_job import CopyingJob
 
+import batchmill
 from batchmill.layout import UPKEEP
 from batchmill.ledger.parts import PART_SCHEMA
 from batchmill.maintenance.verify import examine
@@ -38,6 +39,18 @@ def test_an_earlier_result_is_removed_in_the_run_in_which_its_input_fails(job):
         rows = pd.read_parquet(job.dataset / "metadata.parquet")
         assert "in/00001.txt" not in set(rows["input"])
     assert set(upkeep_parts(job).values()) == {1}
+
+
+def test_an_input_that_waits_for_a_retry_keeps_its_result_and_its_turn(job):
+    job.run()
+    for name in ("00000.txt", "00001.txt"):
+        job.path(name).write_bytes(b"\xff")
+    job.run()
+    batchmill.retry(job.dataset)
+    job.run(prune_failed=True, options={"sample": 1})
+    assert (job.summary.executed, job.summary.outcomes["failed"]) == (1, 1)
+    assert job.reasons() == {"unchanged": 2, "quarantined": 1, "retry": 1}
+    assert len(pd.read_parquet(job.dataset / "metadata.parquet")) == 3
 
 
 def test_all_changes_of_a_run_are_one_part(job):

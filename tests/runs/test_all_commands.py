@@ -193,8 +193,7 @@ class Sequence:
         assert set(executed) == expected.inputs | expected.compared
 
     def run_a_sample(self):
-        # --prune-failed also records inputs that it does not execute.
-        self.run(sample=self.chance.randint(1, 4), prune_failed=False)
+        self.run(sample=self.chance.randint(1, 4))
 
     def run_with_an_expectation(self):
         """The table may break the expectation. Then nothing is published."""

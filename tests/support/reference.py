@@ -168,7 +168,8 @@ class Reference:
         """Remove what the user wants to be removed."""
         if options.prune_failed:
             for name, record in self.records.items():
-                if record.outcome != "ok":
+                # The next run executes those outside the sample.
+                if record.outcome != "ok" and name not in self.left:
                     self.records[name] = replace(record, result=None)
         if options.prune:
             self.records = {n: record for n, record in self.records.items() if n in self.listed}

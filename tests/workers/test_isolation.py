@@ -641,7 +641,8 @@ def test_a_worker_that_never_begins_is_replaced(tmp_path, monkeypatch):
     checked, check_silence = [], Watchdog._check_silence
 
     def check_once(watchdog):
-        if not checked:  # Only the first worker hangs. The others may be slow.
+        # Only the first worker hangs. The others may be slow.
+        if first.exists() and not checked:
             watchdog._quiet_checks = 10**6
             check_silence(watchdog)
             checked.append(watchdog)

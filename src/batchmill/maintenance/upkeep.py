@@ -111,11 +111,19 @@ class Upkeep:
             message=message,
         )
 
-    def drop_kept_results(self) -> None:
-        """Remove the earlier results of inputs that are not ok. `sweep` removes the files."""
+    def drop_kept_results(self, plan: Plan) -> None:
+        """Remove the earlier results of inputs that are not ok. `sweep` removes the files.
+
+        An input of the plan that this run has not executed keeps its result. A record of this run
+        would end the request to execute it.
+        """
         records = self._current()
-        kept = records.filter(pc.is_valid(records["result_run"]))
-        self._change(kept, rows="[]", outputs=[], result_run=None, run=self._run, attempts=0)
+        is_own = pc.equal(records["run"], self._run)
+        due = pa.concat_tables([plan.pending, *filter(None, [plan.left])])["input"]
+        waits = pc.and_not(rows_of(records["input"], due).is_valid(), is_own)
+        records = _with(records, attempts=pc.if_else(is_own, records["attempts"], 0))
+        kept = records.filter(pc.and_not(pc.is_valid(records["result_run"]), waits))
+        self._change(kept, rows="[]", outputs=[], result_run=None, run=self._run)
 
     def remove_withdrawn(self, withdrawn: pa.Table) -> None:
         """Remove the results of inputs that the manifest no longer lists.

@@ -49,7 +49,7 @@ class Run:
     prepared: Prepared
     number: int
     lease: Lease
-    _begun: float = field(default_factory=time.time)
+    _begun: float = field(default_factory=time.monotonic)
 
     @property
     def ledger(self) -> Ledger:
@@ -136,7 +136,7 @@ class Run:
                 # A step can write beside its folder: to `out/../../x`.
                 self.ledger.store.remove(STAGING)
         if self.options.prune_failed:
-            upkeep.drop_kept_results()
+            upkeep.drop_kept_results(prepared.plan)
         if self.options.prune:
             upkeep.remove_withdrawn(prepared.plan.withdrawn)
         upkeep.write()
@@ -168,7 +168,7 @@ class Run:
         # An input without a committed outcome may have files in the dataset that no outcome names.
         # The next run must remove them.
         self.lease.clean_end = summary.pending == 0 and not lost
-        seconds = round(time.time() - self._begun, 3)
+        seconds = round(time.monotonic() - self._begun, 3)
         more = {"seconds": seconds, "pruned": self.options.prune}
         self.ledger.write_summary(self.number, summary.as_json() | more)
         # A run that publishes nothing removes no version, also not one that is too old.
