@@ -23,6 +23,9 @@ class Box(pydantic.BaseModel):
     at: Any
     size: int = 2
 
+    def __iter__(self):
+        return iter("ab")
+
 
 def yields(*items):
     yield from items

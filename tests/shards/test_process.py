@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from contextlib import ExitStack, redirect_stderr, suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.slow
 
 STEPS = """
 import os, signal, subprocess, sys
+from multiprocessing.shared_memory import SharedMemory
 print("the module was imported", file=sys.stderr, flush=True)
 
 def step(source, out):
@@ -59,8 +61,9 @@ class Leaving:
 
     def process_batch(self, batch):
         left = subprocess.Popen(["sleep", "600"]).pid
+        block = SharedMemory(create=True, size=1000)
         copy = os.fork()
-        return [{"left": left, "copy": copy}] * len(batch)
+        return [{"left": left, "copy": copy, "block": block.name}] * len(batch)
 
 def deadly(source, out):
     if source.name == "b.txt":
@@ -286,9 +289,13 @@ def test_the_processes_of_a_batch_step_end_with_its_process(open_shards, tmp_pat
     process.run(shard, (), print)
     process.end()
     texts = Ledger(LocalStore(tmp_path / "out")).records(["rows"])["rows"].to_pylist()
-    pids = [pid for text in texts for row in json.loads(text) for pid in row.values()]
+    rows = [row for text in texts for row in json.loads(text)]
+    blocks = [Path("/dev/shm", row.pop("block")) for row in rows]
+    pids = [pid for row in rows for pid in row.values()]
     assert len(pids) == 10
     wait_for(lambda: not any(map(psutil.pid_exists, pids)), "the end of the processes")
+    # Python's resource tracker, which is such a process, too, removes the shared memory.
+    wait_for(lambda: not any(block.exists() for block in blocks), "the end of the shared memory")
 
 
 def test_a_process_that_was_killed_can_be_ended(started):

@@ -134,6 +134,8 @@ async def _act(source, text, log):
         held = bytearray(500 * 2**20)
         await asyncio.sleep(1000)
         del held
+    if text == "keep":
+        left.append(b"x" * (40 * 2**20))
     if text == "thread":
         await asyncio.to_thread(time.sleep, 1000)
     if text == "cancel":

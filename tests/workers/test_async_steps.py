@@ -204,6 +204,14 @@ def test_an_input_that_fills_the_memory_is_found(run):
     assert len(outcomes) == len(texts)
 
 
+def test_an_input_that_waits_for_its_turn_is_not_blamed_for_the_memory_of_others(run, log):
+    texts = {f"keeps-{number}": "keep" for number in range(6)}
+    policy = FailurePolicy(retries=0, timeout=60, memory_limit="100MB")
+    outcomes = run("faulty", texts, policy, concurrency=4, options={"rate": "2/s"})
+    assert kinds(outcomes) == {}
+    assert executions(log) == Counter(dict.fromkeys(texts, 1))
+
+
 def test_a_refused_input_is_executed_again_within_its_retries(run, log):
     texts = fine(5) | {"busy": "busy"}
     outcomes = run("faulty", texts, FailurePolicy(retries=2, timeout=60))

@@ -50,8 +50,9 @@ _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 def rows_of(result: object, reserved: Set[str] = RESERVED_KEYS) -> list[Row]:
     """Convert a step's result to metadata rows.
 
-    A mapping, NamedTuple or dataclass gives one row. A list of these, or a generator, gives one row
-    for each item. None gives no row. Any other result gives one row with the column `value`.
+    A mapping, NamedTuple, dataclass or pydantic model gives one row. A list of these, or a
+    generator, gives one row for each item. None gives no row. Any other result gives one row with
+    the column `value`.
 
     Args:
         result: The result.
@@ -131,15 +132,18 @@ def is_record(value: object) -> bool:
 
 
 def fields_of(record: Any) -> Row:
-    """Return the fields of a mapping, NamedTuple or dataclass."""
+    """Return the fields of a mapping, NamedTuple, dataclass or pydantic model."""
     if type(record) is dict or isinstance(record, Mapping):
         return dict(record)
     if isinstance(record, tuple):
         fields: Row = record._asdict()  # type: ignore[attr-defined]
         return fields
-    if not dataclasses.is_dataclass(record):
-        return dict(record)  # A pydantic model yields its fields.
-    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    if dataclasses.is_dataclass(record):
+        return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    # Not `dict(record)`: a model may have an `__iter__` of its own, and yields cached properties.
+    return {name: getattr(record, name) for name in type(record).model_fields} | (
+        record.model_extra or {}
+    )
 
 
 def _as_row(value: Any, reserved: Set[str]) -> Row:

@@ -56,6 +56,7 @@ def run_single_input(
     """
     step.check_input_kind(is_folder=is_folder)
     place, keep = os.path.expanduser(place), keep and keep.expanduser()
+    companions = {column: os.path.expanduser(other) for column, other in companions.items()}
     stats = {column: _stat(other) for column, other in companions.items()}
     if is_folder and not os.path.isdir(place):
         raise OptionError(f"{place}: no such folder. Check the path. It cannot be a URL.")

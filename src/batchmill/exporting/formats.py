@@ -91,7 +91,12 @@ class ShardTask(NamedTuple):
 
     def texts(self) -> Iterator[bytes]:
         """Yield the row of each sample as JSON."""
-        return (orjson.dumps(row, default=_as_json) for row in self.dicts())
+        return map(json_of, self.dicts())
+
+
+def json_of(row: Mapping[str, Any]) -> bytes:
+    """Return a row as JSON."""
+    return orjson.dumps(row, default=_as_json)
 
 
 def _as_json(value: object) -> str:

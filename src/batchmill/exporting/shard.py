@@ -9,7 +9,7 @@ import pyarrow as pa
 import xxhash
 
 from batchmill.errors import CancelledError, StoreError
-from batchmill.exporting.formats import SampleFile, ShardTask, find_format
+from batchmill.exporting.formats import SampleFile, ShardTask, find_format, json_of
 from batchmill.exporting.index import ShardRecord, record_name, write_record
 from batchmill.security.allowlist import check_input
 from batchmill.storage import is_url, open_store, remote
@@ -30,7 +30,7 @@ def digest_samples(task: ShardTask, stop: Event) -> str:
         OptionError: An input may not be read here.
     """
     tag = find_format(task.to).tag
-    head = f"{tag} {task.kind} {task.further} {task.rows.schema}\n"
+    head = f"{tag} {task.kind}{task.further or ''} {task.rows.schema}\n"
     state = xxhash.xxh3_128(head.encode())
     for column in ("key", "suffix"):
         state.update("\n".join(task.samples[column].to_pylist()).encode())
@@ -42,7 +42,9 @@ def digest_samples(task: ShardTask, stop: Event) -> str:
         state.update(f"\n{content} ".encode())
         for one in further:
             state.update(f"{one.column}.{one.suffix} {one.content} ".encode())
-        state.update(repr(row).encode())  # As JSON, NaN and infinity would be null.
+        text = json_of(row)
+        # NaN and infinity are null there, too. `repr` is slow for long lists of numbers.
+        state.update(repr(row).encode() if b"null" in text else text)
     return state.hexdigest()
 
 

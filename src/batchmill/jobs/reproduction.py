@@ -100,15 +100,20 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
             for number, (target, place) in enumerate(places.items())
         }
         # A zip file has no times before 1980 or after 2107. They become the nearest one.
-        with zipfile.ZipFile(output, "x", zipfile.ZIP_DEFLATED, strict_timestamps=False) as bundle:
-            for target, path in local.items():
-                bundle.write(path, f"input/{target}")
-            for target, source in (data_files | sources).items():
-                text = Path(source).read_bytes().decode(errors="surrogateescape")
-                data = without_secrets(text).encode(errors="surrogateescape")
-                bundle.writestr(f"step/{target}", data)
-            for target, text in texts.items():
-                bundle.writestr(target, without_secrets(text))
+        bundle = zipfile.ZipFile(output, "x", zipfile.ZIP_DEFLATED, strict_timestamps=False)
+        try:
+            with bundle:
+                for target, path in local.items():
+                    bundle.write(path, f"input/{target}")
+                for target, source in (data_files | sources).items():
+                    text = Path(source).read_bytes().decode(errors="surrogateescape")
+                    data = without_secrets(text).encode(errors="surrogateescape")
+                    bundle.writestr(f"step/{target}", data)
+                for target, text in texts.items():
+                    bundle.writestr(target, without_secrets(text))
+        except BaseException:
+            output.unlink()  # It would look complete.
+            raise
 
 
 def _exists(root: str, name: str) -> bool:

@@ -86,7 +86,7 @@ class Versions:
         self._unchanging.write(self._name(version.number), sealed(asdict(version)))
 
     def remove(self, number: int) -> None:
-        """Remove a version. Its files are removed before."""
+        """Remove a version, but not its files."""
         self._store.delete(self._name(number))
         self._store.delete(self.table_name(number))
 

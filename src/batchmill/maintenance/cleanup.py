@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.layout import FILES, LEASES, PACKS, RELEASED, STAGING
+from batchmill.layout import FILES, LEASES, METADATA, PACKS, PUBLISHED, RELEASED, STAGING
 from batchmill.ledger.json_file import read_json
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import (
@@ -51,6 +51,10 @@ def remove_orphans(ledger: Ledger) -> None:
     remove_incomplete(store)
     store.abort_uploads()
     ledger.versions.remove_incomplete()
+    last = ledger.versions.read_all()[-1:]
+    if last and not store.exists(PUBLISHED):
+        # The table may have no version, which keeps its files. The next tables replace it.
+        store.copy(ledger.versions.table_name(last[0].number), METADATA)
     strays = list(unreferenced(store, named_files(ledger)))
     in_threads(store.remove, strays, store.threads)
     cut_packs(ledger)
@@ -92,6 +96,11 @@ def sweep(ledger: Ledger, run: int, kept: int | None) -> None:
     for number in (*dropped, before):
         gone |= _names(records_of(records, number))
     left = gone - named
+    # Nothing may name or keep a version without its files, so it is removed first. If the process
+    # stops in between, the next run removes the files.
+    for number in dropped:
+        ledger.proofs.remove(number)
+        ledger.versions.remove(number)
     loose = {name for name in left if not parse_address(name)}
     in_threads(store.delete, sorted(loose), store.threads)
     if left != loose:
@@ -99,10 +108,6 @@ def sweep(ledger: Ledger, run: int, kept: int | None) -> None:
         tables = [now, *(records_of(records, number) for number in stay.intersection(versions))]
         rewrite_packs(store, reduce(or_, map(packed_paths, tables)))
     _remove_unrecorded(store, now.filter(pc.equal(now["run"], run)), named)
-    # A version is removed after its files. If the process stops in between, the next run continues.
-    for number in dropped:
-        ledger.proofs.remove(number)
-        ledger.versions.remove(number)
 
 
 def _names(records: pa.Table) -> set[str]:

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchmill.layout import UPKEEP
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import (
     MISSING,
@@ -152,6 +153,20 @@ class Upkeep:
         records = self._ledger.all_records(columns)
         changes = [table.select(records.column_names) for table in self._changes]
         return pa.concat_tables([records, *changes], promote_options="permissive")
+
+
+def keep_results_of_killed(ledger: Ledger) -> None:
+    """Keep the results that a killed run has not kept. A run with a summary has done it.
+
+    Such a run may also have removed earlier results on request, and deleted their files.
+    """
+    run = max(ledger.runs(), default=0)
+    if run and not ledger.store.exists(ledger.summary_name(run)):
+        if not any(name.startswith(f"{UPKEEP}{run:06d}-") for name in ledger.part_names()):
+            ledger.adoptions.remove(run)  # It was killed before it kept results of earlier code.
+        upkeep = Upkeep(ledger, run)
+        upkeep.keep_results()
+        upkeep.write()
 
 
 def _results_to_keep(records: pa.Table, run: int) -> tuple[pa.Table, pa.Table]:

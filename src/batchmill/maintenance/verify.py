@@ -29,6 +29,7 @@ from batchmill.ledger.published_tables import read_published_record
 from batchmill.ledger.versions import records_of
 from batchmill.maintenance.cleanup import named_files, unreferenced
 from batchmill.maintenance.leakage import compare_with_source, find_duplicates, find_leaks
+from batchmill.maintenance.upkeep import keep_results_of_killed
 from batchmill.planning.plan_file import PlanFile
 from batchmill.storage import Store, if_exists, in_threads
 from batchmill.storage.fingerprints import hash_bytes
@@ -232,6 +233,8 @@ def examine(
     if not repair:
         return list(verify(ledger, hash_files=hash_files))
     with lease(ledger) as held:
+        if not held.clean:
+            keep_results_of_killed(ledger)  # Otherwise their files seem unreferenced.
         found = list(verify(ledger, hash_files=hash_files))
         repair_differences(ledger, found)
         held.clean_end = held.clean

@@ -169,7 +169,7 @@ def _stat_urls(places: Mapping[int, str], faults: dict[int, str]) -> list[FileSt
             faults[index] = f"{place!r}: {unusable[scheme]}"
     if any(unusable.values()):
         return [None] * len(places)
-    return remote.stat_many(list(places.values()))
+    return remote.stat_many(list(places.values()), remote.stat_if_allowed)
 
 
 def check_min_age(seconds: float) -> None:

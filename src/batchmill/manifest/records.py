@@ -91,7 +91,9 @@ def _read_line(line: bytes, rows: list[dict[str, Any]]) -> str | None:
         return f"is not JSON ({error}). Fix the JSON, or delete the line."
     if not isinstance(value, dict):
         return 'is not a JSON object. Write {"input": "a.wav", ...} on each line.'
-    if any("\ud800" <= character <= "\udfff" for key in value for character in key):
+    try:
+        "".join(value).encode()
+    except UnicodeEncodeError:
         return "a key has a character that is not UTF-8. Rename it."
     rows.append(value)
     return None

@@ -78,7 +78,7 @@ def last_assignment(ledger: Ledger, until: int | None = None) -> Assignment | No
 def last_with(ledger: Ledger, partitioning: Partitioning) -> Assignment | None:
     """Return the last assignment with the same options; None without one. Raises LedgerError.
 
-    There are several assignments only after a killed run, which may not have published its own.
+    There are several assignments only after a run that published nothing, or was killed before.
     """
     for name in reversed(_names(ledger)):
         found = _read(ledger, f"{PARTITIONS}/{name}")

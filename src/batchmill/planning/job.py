@@ -133,7 +133,7 @@ def plain_params(params: Mapping[str, Any]) -> dict[str, Any]:
         try:
             plain[name] = to_jsonable_python(with_sorted_sets(value))
             to_json(plain[name])  # Raises for text that is not UTF-8.
-        except (PydanticSerializationError, UnicodeDecodeError) as error:
+        except (PydanticSerializationError, UnicodeError) as error:
             raise OptionError(
                 f"parameter {name!r} is a {type(value).__name__}, which cannot be written as JSON. "
                 "Give a number, text, list or dict, or the path of a file with the value."

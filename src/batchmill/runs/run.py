@@ -22,7 +22,7 @@ from batchmill.maintenance.cleanup import (
     remove_orphans,
     sweep,
 )
-from batchmill.maintenance.upkeep import Upkeep
+from batchmill.maintenance.upkeep import Upkeep, keep_results_of_killed
 from batchmill.options.groups import RunOptions
 from batchmill.partitions.record import forget_earlier, write_assignment
 from batchmill.planning.batching import Cores, Layout
@@ -201,7 +201,7 @@ def open_run(prepared: Prepared, *, wait: Wait | None = None) -> Iterator[Run]:
     is_new = ledger.create()
     with lease(ledger, wait=wait, is_new=is_new) as held:
         if not held.clean:
-            _keep_results(ledger, max(ledger.runs(), default=0))
+            keep_results_of_killed(ledger)
             remove_orphans(ledger)
         elif is_new:
             remove_incomplete(ledger.store)  # A run may have been killed while it made the dataset.
@@ -210,17 +210,6 @@ def open_run(prepared: Prepared, *, wait: Wait | None = None) -> Iterator[Run]:
             prepared = plan_again(prepared, always=held.has_waited)
             number = 1 + last.result()
         yield Run(prepared=prepared, number=number, lease=held)
-
-
-def _keep_results(ledger: Ledger, run: int) -> None:
-    """Keep the results that a killed run has not kept. A run with a summary has done it.
-
-    Such a run may also have removed earlier results on request, and deleted their files.
-    """
-    if run and ledger.read_summary(run) is None:
-        upkeep = Upkeep(ledger, run)
-        upkeep.keep_results()
-        upkeep.write()
 
 
 @contextmanager

@@ -192,7 +192,7 @@ def serve(descriptor: int, parent: int, place: str) -> None:
     # for garbage among the imported objects would take longer.
     gc.disable()
     from batchmill.shards import execution  # noqa: F401
-    from batchmill.workers.processes import end_with_parent, kill_descendants
+    from batchmill.workers.processes import end_with_parent
 
     if is_url(place):
         why_unusable(place)  # It imports the library for the bucket.
@@ -206,11 +206,26 @@ def serve(descriptor: int, parent: int, place: str) -> None:
             try:
                 shard, access, sys.path[:], gpu = _receive(channel)
             except (EOFError, ConnectionError):
-                kill_descendants()  # Processes that a step has left behind.
+                _end_processes()
                 return
             if gpu:
                 os.environ["CUDA_VISIBLE_DEVICES"] = gpu
             _send(channel, _answer(shard, access, channel))
+
+
+def _end_processes() -> None:
+    """Kill the processes that a step has left behind.
+
+    Python's resource tracker ends by itself, after it has removed the shared memory of the step.
+    """
+    from batchmill.workers.processes import children, kill_descendants
+
+    trackers = set()
+    for child in children(os.getpid()):
+        with suppress(OSError), open(f"/proc/{child}/cmdline", "rb") as command:
+            if b"resource_tracker" in command.read():
+                trackers.add(child)
+    kill_descendants(frozenset(trackers))
 
 
 def _answer(shard: Shard, access: Sequence[Access], channel: Any) -> Any:

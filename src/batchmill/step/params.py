@@ -165,8 +165,7 @@ def hints_of(target: Any) -> dict[str, Any]:
         function = type(function).__call__
     try:
         return get_type_hints(function, include_extras=True)
-    except (NameError, TypeError, AttributeError, SyntaxError):
-        # An annotation may use a name that only a type checker imports. Then no type is checked.
+    except Exception:  # noqa: BLE001  # An annotation is any expression. Then no type is checked.
         return {}
 
 

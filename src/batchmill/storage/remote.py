@@ -5,7 +5,7 @@ Nothing is cached, so changes by other processes are visible at once.
 
 import io
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
@@ -92,26 +92,28 @@ def stat(url: str) -> FileStat | None:
     return None
 
 
-def stat_many(urls: Sequence[str]) -> list[FileStat | None]:
-    """Return the descriptions of files; None for a missing file, and for one that denies access.
+def stat_many(
+    urls: Sequence[str], look_up: Callable[[str], FileStat | None] = stat
+) -> list[FileStat | None]:
+    """Return the descriptions of files. List a folder once if many of them are in it.
 
-    A folder is listed once if many of them are in it. A web server is never listed: the page of a
-    folder has no sizes, and may omit files.
+    Others are looked up with `look_up`. A web server is never listed: the page of a folder has no
+    sizes, and may omit files.
     """
     if len(urls) <= FEW:
-        return in_threads(_stat_or_none, urls, THREADS)
+        return in_threads(look_up, urls, THREADS)
     folders = Counter(url.rpartition("/")[0] for url in urls if not is_web(url))
     # A listing of `a/` has the files of `a`, and not `a//b`.
     many = [name for name, count in folders.items() if count > FEW // 10 and name[-1:] != "/"]
     listed = dict(zip(many, in_threads(_list_folder, many, THREADS), strict=True))
     alone = [url for url in urls if url.rpartition("/")[0] not in listed]
-    looked = dict(zip(alone, in_threads(_stat_or_none, alone, THREADS), strict=True))
+    looked = dict(zip(alone, in_threads(look_up, alone, THREADS), strict=True))
     return [
         looked[url] if url in looked else listed[url.rpartition("/")[0]].get(url) for url in urls
     ]
 
 
-def _stat_or_none(url: str) -> FileStat | None:
+def stat_if_allowed(url: str) -> FileStat | None:
     """Return what `stat` returns. If the store denies access to this file only, return None."""
     try:
         return stat(url)

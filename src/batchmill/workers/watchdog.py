@@ -249,7 +249,9 @@ class Watchdog:
             return
         error = "Timeout" if kind == "timeout" else "OutOfMemory"
         seconds = time.monotonic() - occupied.started
-        self.killed[number] = WorkerExit(occupied.index, kind, error, message, seconds=seconds)
+        # The step has kept the memory of other inputs if this one has not begun.
+        index = occupied.index if occupied.has_begun else None
+        self.killed[number] = WorkerExit(index, kind, error, message, seconds=seconds)
         if kind == "timeout":
             self.drain.set()  # The worker must not begin another input while it writes its stack.
             self._dump_stack(worker, channel.log)

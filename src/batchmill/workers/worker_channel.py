@@ -31,7 +31,7 @@ _PUNCH_HOLE = 3  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _libc = ctypes.CDLL(None)
 # Index of an input, start time of its current stage, and the stage.
 _SLOT = struct.Struct("qdq")
-_MOVING, _IN_STEP, _PAUSED = 0, 1, 2
+_MOVING, _IN_STEP, _PAUSED, _WAITING = range(4)
 _BASELINE = struct.Struct("q")  # Bytes of memory before the first input.
 _LAST = struct.Struct("q")  # Index of the input that was begun last.
 _LAST_AT = _BASELINE.size
@@ -49,12 +49,14 @@ class Occupied:
             the input, run the step, place its files.
         in_step: True while the step is running.
         is_paused: True while the input waits for its turn, or for its next attempt.
+        has_begun: False until the first attempt begins.
     """
 
     index: int
     started: float
     in_step: bool = True
     is_paused: bool = False
+    has_begun: bool = True
 
 
 class WorkerChannel:
@@ -98,9 +100,9 @@ class WorkerChannel:
         """Record that the step has returned or raised."""
         self._write(slot, self._read(slot)[0], _MOVING)
 
-    def pause(self, slot: int) -> None:
+    def pause(self, slot: int, *, has_begun: bool) -> None:
         """Record that the input of a slot waits for its turn, or for its next attempt."""
-        self._write(slot, self._read(slot)[0], _PAUSED)
+        self._write(slot, self._read(slot)[0], _PAUSED if has_begun else _WAITING)
 
     def leave(self, slot: int = 0) -> None:
         """Record that a slot is free."""
@@ -151,7 +153,9 @@ class WorkerChannel:
         """The current input with the step that began first; None if the worker is idle."""
         every = self._current()
         return min(
-            every, key=lambda one: (one.is_paused, not one.in_step, one.started), default=None
+            every,
+            key=lambda one: (one.is_paused, not one.has_begun, not one.in_step, one.started),
+            default=None,
         )
 
     @property
@@ -167,7 +171,7 @@ class WorkerChannel:
     def _current(self) -> list[Occupied]:
         found = map(self._read, range(len(self._places)))
         return [
-            Occupied(index, started, stage == _IN_STEP, stage == _PAUSED)
+            Occupied(index, started, stage == _IN_STEP, stage >= _PAUSED, stage != _WAITING)
             for index, started, stage in found
             if index != _IDLE
         ]

@@ -208,7 +208,7 @@ class ConcurrentInputs:
         while True:
             attempt += 1
             pace = self.concurrency.pace
-            if pace and await self._ends_within(pace.next_turn(), index, slot):
+            if pace and await self._ends_within(pace.next_turn(), index, slot, attempt):
                 return None
             log = _Log()
             _current_log.set(log)
@@ -216,15 +216,15 @@ class ConcurrentInputs:
             if outcome.kind not in RETRIED_KINDS or attempt > self.concurrency.retries:
                 break
             pause = max(pause_before_retry(attempt), outcome.retry_after)
-            if await self._ends_within(pause, index, slot):
+            if await self._ends_within(pause, index, slot, attempt + 1):
                 return None
         if outcome.kind != "ok" or self.concurrency.keeps_logs:
             outcome = outcome._replace(log=log.text())
         return outcome._replace(attempts=attempt if outcome.attempts else 0)
 
-    async def _ends_within(self, seconds: float, index: int, slot: int) -> bool:
+    async def _ends_within(self, seconds: float, index: int, slot: int, attempt: int) -> bool:
         """Pause the input of a slot, and return whether no further input may begin."""
-        this_worker.channel.pause(slot)
+        this_worker.channel.pause(slot, has_begun=attempt > 1)
         try:
             await asyncio.wait_for(self._ending.wait(), seconds)
         except TimeoutError:

@@ -363,6 +363,13 @@ def test_modules_that_a_function_imports_itself_count(tmp_path, monkeypatch):
     }
 
 
+def test_annotations_of_helpers_do_not_count():
+    code_of(
+        "import threading\nclass Pool:\n  lock = threading.Lock()\n"
+        "def helper(s, pool: Pool = None): return s\ndef step(s): return helper(s)"
+    )
+
+
 @pytest.mark.parametrize("use", ["row: A", "row: 'list[A] | None'", "row) -> (A"])
 def test_classes_of_annotations_count(use):
     text = f"class A:\n  def f(self): return NUMBER\ndef step(s, {use}): ..."

@@ -72,7 +72,9 @@ def value_code(label: str, target: object) -> ValueCode:
         StepError: A value has no digest, for example an open file. The message has its path.
     """
     walk = _Walk(label)
-    walk.visit(target, (getattr(target, "__name__", None) or type(target).__name__,))
+    path = (getattr(target, "__name__", None) or type(target).__name__,)
+    walk.visit(target, path)
+    walk.visit_hints(target, path)
     return ValueCode(dict(sorted(walk.found.items())), walk.imports)
 
 
@@ -244,12 +246,17 @@ class _Walk:
         package = function.__globals__.get("__package__") or ""
         for module, attributes in sorted(imported_names(function.__code__, package)):
             self._use(Value(module, attributes), path)
-        for hint in hints_of(function).values():
-            self._hint(hint, path)
         return self._end(key, path, tokens)
 
+    def visit_hints(self, step: Any, path: tuple[str, ...]) -> None:
+        """Visit the classes of a step's annotations: rows are checked with them, params made."""
+        while isinstance(step, functools.partial):
+            step = step.func
+        for one in (step, getattr(step, "__getitem__", step)):
+            for hint in hints_of(one).values():
+                self._hint(hint, path)
+
     def _hint(self, hint: Any, path: tuple[str, ...]) -> None:
-        """Visit the classes of an annotation: a row is checked with them, a parameter made."""
         if isinstance(hint, type):
             self._token(hint, (*path, hint.__name__))
         for part in get_args(hint):
