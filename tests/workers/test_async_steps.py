@@ -204,7 +204,7 @@ def test_an_input_that_fills_the_memory_is_found(run):
     assert len(outcomes) == len(texts)
 
 
-def test_an_input_that_waits_for_its_turn_is_not_blamed_for_the_memory_of_others(run, log):
+def test_the_memory_of_others_does_not_fail_an_input_that_waits_for_its_turn(run, log):
     texts = {f"keeps-{number}": "keep" for number in range(6)}
     policy = FailurePolicy(retries=0, timeout=60, memory_limit="100MB")
     outcomes = run("faulty", texts, policy, concurrency=4, options={"rate": "2/s"})
