@@ -370,9 +370,19 @@ def test_annotations_of_helpers_do_not_count():
     )
 
 
-@pytest.mark.parametrize("use", ["row: A", "row: 'list[A] | None'", "row) -> (A"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        "def step(s, row: A): ...",
+        "def step(s, row: 'list[A] | None'): ...",
+        "def step(s) -> A: ...",
+        "class step:\n  def __init__(self, mode: A): ...\n  def __call__(self, s): ...",
+        "class step:\n  def __call__(self, s) -> A: ...",
+        "class step:\n  def __getitem__(self, i) -> A: ...",
+    ],
+)
 def test_classes_of_annotations_count(use):
-    text = f"class A:\n  def f(self): return NUMBER\ndef step(s, {use}): ..."
+    text = f"class A:\n  def f(self): return NUMBER\n{use}"
     one, two = (digests(code_of(text.replace("NUMBER", number))) for number in "12")
     assert one.keys() == two.keys()
     assert one != two

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, get_args
 from batchmill.digests import digest
 from batchmill.errors import StepError
 from batchmill.security.redaction import names_a_secret
+from batchmill.step.calls import called_on
 from batchmill.step.code.files import is_users, source_file
 from batchmill.step.code.module import Value
 from batchmill.step.code.reachable import Definition
@@ -252,7 +253,7 @@ class _Walk:
         """Visit the classes of a step's annotations: rows are checked with them, params made."""
         while isinstance(step, functools.partial):
             step = step.func
-        for one in (step, getattr(step, "__getitem__", step)):
+        for one in (step, getattr(step, "__getitem__", step), called_on(step)):
             for hint in hints_of(one).values():
                 self._hint(hint, path)
 
