@@ -17,7 +17,7 @@ def texts(work):
     for number in range(16):
         text = "bad" if number == 13 else "x" * (number + 1)
         (work / "in" / f"{number:02d}.txt").write_text(text)
-    for name in ("batch_steps.py", "device_steps.py"):
+    for name in ("batch_steps.py", "device_steps.py", "poison.py"):
         shutil.copy(SUPPORT / name, work)
 
 
