@@ -357,6 +357,12 @@ def test_a_step_with_two_phases_makes_the_same_table(words, tmp_path):
     assert set(log.read_text().split()) <= {"1", "2"}
 
 
+def test_the_last_batch_has_a_time_limit(words, tmp_path):
+    options = {"batch_size": 2, "num_workers": 1, "cores": 1}
+    _, rows, _ = run_on_device(words("a", "bb"), tmp_path, "Watched", **options)
+    assert [row["watched"] for row in rows.values()] == [True, True]
+
+
 def test_results_are_read_while_the_next_batch_is_still_loaded(words, tmp_path):
     options = {"batch_size": 1, "num_workers": 1, "log": str(tmp_path / "log")}
     summary, _, _ = run_on_device(words("a", "bb"), tmp_path, "WaitsForTheFirst", **options)

@@ -1,5 +1,6 @@
 """Batch steps with two phases, on a device that is only imitated."""
 
+import threading
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -48,6 +49,14 @@ class OnDevice(Lengths):
     def _check(self):
         if OnDevice.broken:
             raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+class Watched(OnDevice):
+    """Report whether a watchdog limits the time to read the results."""
+
+    def _read(self, batch):
+        is_watched = any(thread.name == "watchdog" for thread in threading.enumerate())
+        return {"watched": [is_watched] * len(batch)}
 
 
 class Hangs(OnDevice):

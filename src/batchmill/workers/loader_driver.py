@@ -226,6 +226,8 @@ class LoaderDriver:
         for batch in batches:
             if self.processor and batch.indices:
                 self.processor.process(batch, self._drain)
+        if self.processor:
+            self.processor.finish()  # Now, while the watchdog limits the time of the last batches.
 
     def _end_workers(
         self,
