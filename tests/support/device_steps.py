@@ -56,7 +56,7 @@ class Watched(OnDevice):
 
     def _read(self, batch):
         is_watched = any(thread.name == "watchdog" for thread in threading.enumerate())
-        return {"watched": [is_watched] * len(batch)}
+        return super()._read(batch) | {"watched": [is_watched] * len(batch)}
 
 
 class Hangs(OnDevice):
