@@ -103,9 +103,14 @@ class RetryAfter(Exception):  # noqa: N818
     The retries of the run (`--retries`) are the limit. Other inputs continue.
 
     Args:
-        seconds: The shortest pause before the next attempt, in seconds.
+        seconds: The shortest pause before the next attempt, in seconds. With more than an hour, the
+            run does not retry the input.
         message: The reason, for the outcome of an input without a retry left.
     """
+
+    # For a subclass whose `__init__` does not call this one.
+    seconds = 0.0
+    message = ""
 
     def __init__(self, seconds: float, message: str = "") -> None:
         super().__init__(seconds, message)
@@ -113,4 +118,4 @@ class RetryAfter(Exception):  # noqa: N818
         self.message = message or f"the service needs a pause of {seconds:g} s"
 
     def __str__(self) -> str:
-        return self.message
+        return self.message or super().__str__()

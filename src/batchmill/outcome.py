@@ -18,6 +18,8 @@ _MEANINGS: Final = {
 # The kinds that the ledger records for inputs that are not ok.
 FAILURE_KINDS: Final = tuple(kind for kind in KINDS if kind not in ("ok", "cancelled"))
 # Another attempt may succeed. After a timeout it would most likely time out again.
+# The longest pause of a RetryAfter, in seconds. With a longer one, the input is not retried.
+LONGEST_RETRY_AFTER: Final = 3600.0
 RETRIED_KINDS: Final = frozenset({"failed", "crashed", "oom"})
 
 
@@ -78,6 +80,7 @@ class Outcome(NamedTuple):
         size: With `mtime_ns`, `etag`, `ctime_ns`, `content` and `companions`: the fingerprint of
             the input when the step received it.
         retry_after: The shortest pause before the next attempt, in seconds.
+        unclear: True if other inputs of its worker may be the cause. Then it runs again, alone.
     """
 
     input: str
@@ -100,6 +103,7 @@ class Outcome(NamedTuple):
     content: str = ""
     companions: str | None = None
     retry_after: float = 0.0
+    unclear: bool = False
 
     @property
     def reason(self) -> str:
@@ -119,6 +123,18 @@ class UnstoredOutcome(NamedTuple):
     size: int
     uploads: Sequence[Callable[[], object]]
     finish: Callable[[Exception | None], Outcome]
+
+
+class OverdueError(Exception):
+    """An async step was cancelled because it took too long. The cause has the step's stack.
+
+    Attributes:
+        unclear: True if other inputs of its worker may be the cause.
+    """
+
+    def __init__(self, seconds: float, *, unclear: bool) -> None:
+        super().__init__(f"still running after {seconds:g} s (--timeout)")
+        self.unclear = unclear
 
 
 def one_line(error: str, message: str) -> str:

@@ -14,7 +14,7 @@ from batchmill.planning.batching import (
     own_cores,
     plan_shards,
 )
-from batchmill.workers.input_queue import make_batches
+from batchmill.workers.batches import make_batches
 
 sizes = st.lists(st.integers(-1, 10**9), min_size=1, max_size=300)
 

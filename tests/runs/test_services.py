@@ -6,7 +6,6 @@ A run has one outcome for each input, and requests no answer twice.
 import asyncio
 import json
 import socket
-import time
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -20,7 +19,7 @@ from live import ROOT
 from batchmill.planning.prepare import prepare
 from batchmill.runs.execute import execute
 from batchmill.runs.runner import InThisProcess
-from batchmill.shards import execution
+from batchmill.workers import executor
 from batchmill.workers.control import Pace
 
 RETRIES = 2
@@ -144,11 +143,11 @@ def test_the_concurrency_is_reached_and_never_exceeded(summarise):
 def test_the_rate_limits_the_workers_and_retries_together(summarise, monkeypatch):
     begun = []
 
-    def make_pace(seconds):
-        begun.append(time.monotonic())
-        return Pace(seconds)
+    def make_pace(seconds, now):
+        begun.append(now)
+        return Pace(seconds, now)
 
-    monkeypatch.setattr(execution, "Pace", make_pace)
+    monkeypatch.setattr(executor, "Pace", make_pace)
     texts = [*healthy(70), *(f"About busy 1, number {number}" for number in range(10))]
     with chat_server() as server:
         outcomes = summarise(server, texts, num_workers=2, rate="40/s", retries=1)

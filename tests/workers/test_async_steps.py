@@ -1,9 +1,9 @@
 """Async steps: many inputs at a time in a worker, each with its own outcome."""
 
+import itertools
 import os
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -17,7 +17,6 @@ from batchmill.planning.batching import Cores, plan_shards
 from batchmill.planning.prepare import prepare
 from batchmill.shards import execution
 from batchmill.step.load import load_step
-from batchmill.workers import control
 from batchmill.workers.control import Pace
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -152,7 +151,7 @@ def _patient_with_healthy_inputs(monkeypatch):
 
     def run_patiently(step, item, staging, hooks):
         if item.name.startswith("fine"):
-            hooks = hooks._replace(timeout_seconds=60)
+            hooks = hooks._replace(limit=None)
         return run_step(step, item, staging, hooks)
 
     monkeypatch.setattr(execution, "run_async_step", run_patiently)
@@ -282,10 +281,26 @@ def test_the_plan_says_how_many_inputs_run_at_a_time():
     assert layout.shards / layout.pace_seconds == pytest.approx(20)
 
 
-def test_turns_of_a_pace_have_the_given_distance(monkeypatch):
-    monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=lambda: 7.0))
-    pace = Pace(100)
-    assert [pace.next_turn() for _ in range(3)] == [100, 200, 300]
+def test_turns_of_a_pace_have_the_given_distance():
+    pace = Pace(100, now=7)
+    assert pace.next_turn(7) is None
+    turns = []
+    for now in range(7, 600):
+        turn = pace.next_turn(now)
+        turns += [turn] if turn is not None else []
+    assert len(turns) == 5
+    assert all(later - turn >= 100 for turn, later in itertools.pairwise([7, *turns]))
+
+
+def test_turns_that_were_not_taken_cannot_be_taken_later():
+    pace = Pace(100, now=0)
+    assert pace.next_turn(1000) == 1000
+    assert pace.next_turn(1050) is None
+
+
+def test_without_a_rate_each_turn_is_now():
+    pace = Pace(0, now=0)
+    assert [pace.next_turn(5) for _ in range(3)] == [5, 5, 5]
 
 
 def test_tasks_grow_with_the_concurrency_and_not_with_the_inputs(run, tmp_path):

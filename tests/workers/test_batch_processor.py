@@ -8,7 +8,7 @@ import pytest
 from batchmill.outcome import Outcome, UnstoredOutcome
 from batchmill.workers.batch_processor import BatchProcessor
 from batchmill.workers.control import SharedFlag, Stop
-from batchmill.workers.input_queue import InputQueue
+from batchmill.workers.input_table import InputTable
 from batchmill.workers.loaded_batches import (
     Batch,
     BatchCallbacks,
@@ -32,8 +32,8 @@ def make_processor():
     """
 
     def make(process, resolve, store=list, begin=None, end=print, **options):
-        queue = InputQueue(8, 0, lambda seconds: None)
-        queue.begin(2)
+        table = InputTable(8, 0, batch_size=2)
+        table.give(0.0, 1)
 
         def process_at_once(batch):
             outcomes = process(batch)
@@ -44,7 +44,7 @@ def make_processor():
             callbacks=BatchCallbacks(
                 collate=list, begin=begin, store=store, overdue=print, end=end, **options
             ),
-            queue=queue,
+            table=table,
             stop=Stop(),
             monitor=BatchMonitor(print, 60),
             resolve=resolve,
@@ -97,6 +97,11 @@ def test_an_error_while_files_are_stored_ends_the_shard(make_processor):
     processor.process(FIRST, SharedFlag())
     with pytest.raises(OSError, match="no space"):
         processor.process(SECOND, SharedFlag())
+
+
+def given_again(processor):
+    """Return the next pass."""
+    return processor.table.give(0.0, 1)
 
 
 class Device:
@@ -162,14 +167,14 @@ def test_a_batch_that_fails_leaves_the_one_before_it_its_results(play):
     events, resolved, processor = play(device, [0, 1], [2, 3], [4, 5])
     assert events == ["begin 0", "begin 2", "end 0", "begin 4", "end 4"]
     assert resolved == [0, 1, 4, 5]
-    work = processor.queue.next(1)
+    work = given_again(processor)
     assert (work.indices, work.batch_size) == ([2, 3], 1)
 
 
 def test_a_batch_that_fails_at_its_end_leaves_the_one_after_it_its_results(play):
     _, resolved, processor = play(Device({"end 0": BatchError("two")}), [0, 1], [2, 3])
     assert resolved == [2, 3]
-    assert processor.queue.next(1).indices == [0, 1]
+    assert given_again(processor).indices == [0, 1]
 
 
 def test_two_batches_that_fill_the_device_are_processed_one_after_the_other(play):
@@ -179,14 +184,14 @@ def test_two_batches_that_fill_the_device_are_processed_one_after_the_other(play
     assert events == ["begin 0", "begin 2", "end 0", "begin 4", "end 4", "begin 6", "end 6"]
     assert resolved == [0, 1, 4, 5, 6, 7]
     # The batch is not divided: it may have enough memory when it is alone.
-    work = processor.queue.next(1)
+    work = given_again(processor)
     assert (work.indices, work.batch_size) == ([2, 3], 2)
 
 
 def test_a_batch_that_alone_fills_the_device_is_divided(play):
     full = BatchError("two", out_of_memory=True)
     _, _, processor = play(Device({"begin 0": full}), [0, 1])
-    assert processor.queue.largest == 1
+    assert processor.table.largest == 1
 
 
 def test_a_broken_device_ends_the_process_and_is_not_used_again(play):

@@ -15,6 +15,7 @@ from live import wait_for
 
 from batchmill.outcome import Outcome
 from batchmill.workers import IsolatedExecutor, Limits
+from batchmill.workers.worker import this_worker
 
 COUNT = 12
 
@@ -78,6 +79,7 @@ def run_in(place, run):
 @pytest.mark.parametrize("fault", [hold_locks, hold_files, send_half])
 def test_the_other_inputs_get_their_outcomes(place, fault):
     def run(index):
+        this_worker.channel.begin_step()
         if index == 3:
             fault()
         return Outcome(str(index), str(index), "ok", 1, 0.0, 0.0, "here")

@@ -24,8 +24,9 @@ from poison import FILE_POISONS, POISONS, kind_of
 from batchmill.errors import WorkerError
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import Outcome
-from batchmill.workers import IsolatedExecutor, Limits, Stop, input_queue
+from batchmill.workers import IsolatedExecutor, Limits, Stop, input_table
 from batchmill.workers.control import SharedFlag, StopIndex
+from batchmill.workers.guarded_inputs import SKIPPED, GuardedInputs
 from batchmill.workers.loader_driver import LoaderDriver
 from batchmill.workers.memory_usage import Headroom, resident_bytes
 from batchmill.workers.private_api import LoaderIterator
@@ -33,7 +34,6 @@ from batchmill.workers.processes import descendants
 from batchmill.workers.watchdog import Watchdog
 from batchmill.workers.worker import this_worker
 from batchmill.workers.worker_channel import WorkerChannel
-from batchmill.workers.worker_inputs import SKIPPED, GuardedInputs
 
 SUPPORT = Path(__file__).parents[1] / "support"
 # Long enough that healthy inputs do not time out on a busy machine.
@@ -356,14 +356,16 @@ def test_a_kill_by_the_kernel_for_lack_of_memory_is_oom(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_an_input_that_exceeds_memory_and_time_is_oom(tmp_path, monkeypatch):
     """Swapping slows down the input. A busy machine delays the check."""
-    check_limits = Watchdog._check_limits
+    check_worker = Watchdog._check_worker
 
-    def check_late(watchdog, number, channel, occupied):
-        exceeds_time = time.monotonic() - occupied.started > watchdog.limits.timeout_seconds
+    def check_late(watchdog, number):
+        slots = watchdog.channels[number].in_use
+        limit = watchdog.limits.timeout_seconds
+        exceeds_time = any(time.monotonic() - slot.started > limit for slot in slots)
         if exceeds_time and (tmp_path / "log.hoarder").exists():  # It exceeds its memory, too.
-            check_limits(watchdog, number, channel, occupied)
+            check_worker(watchdog, number)
 
-    monkeypatch.setattr(Watchdog, "_check_limits", check_late)
+    monkeypatch.setattr(Watchdog, "_check_worker", check_late)
     policy = FailurePolicy(retries=0, timeout=0.5, memory_limit=MEMORY_BYTES)
     outcomes, _ = run_poisons(tmp_path, ["hoard"], 1, policy=policy)
     assert outcomes["00-hoard"].kind == "oom"
@@ -427,7 +429,7 @@ def test_a_request_to_stop_leaves_the_rest_without_an_outcome():
 
 @pytest.fixture
 def retries_at_once(monkeypatch):
-    monkeypatch.setattr(input_queue, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(input_table, "_FIRST_PAUSE", 0.0)
 
 
 @pytest.mark.usefixtures("retries_at_once")
@@ -479,6 +481,7 @@ def test_a_shortened_run_executes_only_the_inputs_before_the_boundary(
     seen, boundaries = [], []
 
     def run(index):
+        this_worker.channel.begin_step()
         os.write(log, b"%d\n" % index)
         # After the death of a worker, a DataLoader waits for the inputs that have begun.
         while index >= 50 and not go.is_set() and not drains[-1].is_set():
@@ -622,7 +625,7 @@ def test_a_worker_checks_the_drain_flag_again_before_it_begins_an_input(monkeypa
     inputs = GuardedInputs(run=begun.append, drain=LateDrain(), stop_index=StopIndex(1))
     assert inputs[0] == SKIPPED
     assert begun == []
-    assert channel.occupied is None
+    assert channel.in_use == []
     channel.close()
 
 
@@ -645,7 +648,7 @@ def test_a_worker_that_never_begins_is_replaced(tmp_path, monkeypatch):
         if first.exists() and not checked:
             watchdog._quiet_checks = 10**6
             check_silence(watchdog)
-            checked.append(watchdog)
+            checked.append(True)
 
     monkeypatch.setattr(Watchdog, "_check_silence", check_once)
     seen = run_healthy(4, num_workers=1)

@@ -13,6 +13,7 @@ from live import wait_for
 from batchmill.outcome import Outcome, UnstoredOutcome
 from batchmill.workers import IsolatedExecutor, Limits
 from batchmill.workers.pipeline import MAX_BYTES, MAX_TRANSFERS, TransferPipeline
+from batchmill.workers.worker import this_worker
 
 PATIENCE = 30
 
@@ -65,6 +66,7 @@ class Job:
     def run(self, index):
         assert self.pipeline.fetched(index) == index
         self.note("step", index)
+        this_worker.channel.begin_step()
         self.step(index)
         uploads = [partial(self.upload, index), partial(self.note, "upload", index)]
         return UnstoredOutcome(1, uploads, partial(self.finish, index))

@@ -72,8 +72,19 @@ def watch(pid):
     """Let the watchdog check a process whose input exceeds its limits. Return what it killed."""
     channel, child = WorkerChannel(), ChildProcess(pid)
     channel.begin(0)
+    channel.begin_step()
     limits = Limits(timeout_seconds=0.0, memory_bytes=1)
-    watchdog = Watchdog([channel], [child], limits, SharedFlag(), Stop(), lambda _: None, None)
+    watchdog = Watchdog(
+        channels=[channel],
+        workers=[child],
+        limits=limits,
+        drain=SharedFlag(),
+        stop_request=Stop(),
+        receive=print,
+        warn=print,
+        feed=lambda: None,
+        is_waiting=lambda: False,
+    )
     checks = []
     real = channel.bound_log
     channel.bound_log = lambda: checks.append(real())

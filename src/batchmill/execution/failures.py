@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from batchmill.errors import RetryAfter, StoreError
 from batchmill.execution.outputs import OutputError
 from batchmill.execution.staging import CONFINED_FOLDERS, Input, StagingArea
-from batchmill.outcome import Kind, Outcome, text_of
+from batchmill.outcome import LONGEST_RETRY_AFTER, Kind, Outcome, OverdueError, text_of
 from batchmill.security.redaction import without_secrets
 from batchmill.storage import NO_ROOM
 from batchmill.storage.faults import FULL
@@ -20,7 +20,8 @@ from batchmill.storage.local import has_room, remove_folder
 if TYPE_CHECKING:
     from batchmill.workers import WorkerExit  # Imports torch.
 
-_ENGINE = os.path.dirname(os.path.abspath(__file__))
+_PACKAGE = Path(__file__).parents[1]
+_ENGINE = tuple(str(_PACKAGE / name) for name in ("execution", "workers", "shards"))
 _MAX_TEXT = 64 * 1024
 # A disk with this much free space is not full. One input can still write more than this.
 _AMPLE_BYTES = 64 * 2**20
@@ -41,13 +42,6 @@ class UnreadPartError(Exception):
     def __init__(self, fault: StoreError) -> None:
         super().__init__(str(fault))
         self.fault = fault
-
-
-class OverdueError(Exception):
-    """An async step was cancelled because it took too long. The cause has the step's stack."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"still running after {seconds:g} s (--timeout)")
 
 
 class ReportedError(Exception):
@@ -99,15 +93,39 @@ def failure_of(
     if isinstance(error, OverdueError):
         overdue = outcome_of(item, staging, "timeout", "Timeout", str(error), seconds)
         stack = _traceback_of(error.__cause__) if error.__cause__ else ""
-        return overdue._replace(traceback=stack)
+        return overdue._replace(traceback=stack, unclear=error.unclear)
     # `_CLASS_NAME` reads the real name: a class may override `__class__` and `__name__`.
     name = printable(_CLASS_NAME(type(error)))
     outcome = outcome_of(item, staging, "failed", name, printable(text_of(error)), seconds)
-    if isinstance(error, RetryAfter):
-        return outcome._replace(retry_after=error.seconds)
+    refusal = _refusal_in(error)
+    if refusal:
+        outcome = outcome._replace(retry_after=_seconds_of(refusal))
+    if outcome.retry_after > LONGEST_RETRY_AFTER:
+        limit = f"The longest pause is {LONGEST_RETRY_AFTER:,.0f} s, so this run does not retry it."
+        outcome = outcome._replace(message=f"{outcome.message}. {limit}")
+    if refusal is error:
+        return outcome
     if isinstance(error, OutputError):
         return outcome
     return outcome._replace(traceback=_traceback_of(error))
+
+
+def _refusal_in(error: BaseException) -> RetryAfter | None:
+    """Return the RetryAfter with the longest pause that a step raised, also in a group."""
+    if isinstance(error, RetryAfter):
+        return error
+    if not isinstance(error, BaseExceptionGroup):
+        return None
+    found = [refusal for one in error.exceptions if (refusal := _refusal_in(one))]
+    return max(found, key=_seconds_of, default=None)
+
+
+def _seconds_of(refusal: RetryAfter) -> float:
+    """Return the pause. A subclass may have set any value."""
+    try:
+        return max(0.0, float(refusal.seconds))
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
 
 
 def _disk_is_full(item: Input, staging: StagingArea, error: BaseException | None = None) -> bool:
@@ -206,7 +224,7 @@ def _traceback_of(error: BaseException) -> str:
 
 def _step_frames(frames: TracebackType | None) -> TracebackType | None:
     """Return the traceback from the first frame outside the engine; None if all are inside."""
-    while frames and os.path.dirname(frames.tb_frame.f_code.co_filename) == _ENGINE:
+    while frames and os.path.dirname(frames.tb_frame.f_code.co_filename) in _ENGINE:
         frames = frames.tb_next
     return frames
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from batchmill.execution.call_step import ABSENT, await_step, call_step, end_if_forked, read_answer
-from batchmill.execution.failures import OverdueError, ReportedError, failure_of, outcome_of
+from batchmill.execution.failures import ReportedError, failure_of, outcome_of
 from batchmill.execution.outputs import place_outputs
 from batchmill.execution.read_input import discard, fetch_and_read, remove_flat
 from batchmill.execution.rows import Row, encode_rows, rows_of
@@ -42,7 +42,7 @@ class StepHooks(NamedTuple):
         confined: Calls `answer` in a confined process. None if the step is not confined.
         in_thread: Calls a function that reads files in a thread. None to call it in this thread.
         opened: Returns the async step to call. None to call the given one.
-        timeout_seconds: The time after which an async step is cancelled. None: no limit.
+        limit: Awaits an async step, and raises OverdueError if it takes too long. None: no limit.
     """
 
     before: Callable[[], None] = lambda: None
@@ -50,7 +50,7 @@ class StepHooks(NamedTuple):
     fetched: Callable[[], Fingerprint | None] = lambda: None
     confined: Callable[[], bytes] | None = None
     in_thread: Callable[[Callable[[], Fingerprint]], Awaitable[Fingerprint]] | None = None
-    timeout_seconds: float | None = None
+    limit: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]] | None = None
     opened: Callable[[], Awaitable[Step]] | None = None
 
 
@@ -128,14 +128,10 @@ async def run_async_step(
     """Run an async step on one input. Never raises. See `run_step`."""
 
     async def call(seen: Fingerprint) -> list[Row]:
-        try:
-            async with asyncio.timeout(hooks.timeout_seconds) as limit:
-                ready = await hooks.opened() if hooks.opened else step
-                return await await_step(ready, item, staging, seen)
-        except TimeoutError as error:
-            if limit.expired():  # Otherwise, the step has raised it.
-                raise OverdueError(hooks.timeout_seconds or 0.0) from error.__cause__
-            raise
+        ready = await hooks.opened() if hooks.opened else step
+        calling = await_step(ready, item, staging, seen)
+        rows: list[Row] = await (hooks.limit(calling) if hooks.limit else calling)
+        return rows
 
     return await _run_and_place(step, item, staging, hooks, call)
 
@@ -206,6 +202,8 @@ async def _run(
         if staged:
             stage(staging, item)
         ours = False
+        if hooks.opened:
+            await hooks.opened()  # Its time is not that of an input.
         hooks.before()
         try:
             made = call(seen)

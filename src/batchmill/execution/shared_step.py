@@ -2,15 +2,13 @@
 
 import asyncio
 import inspect
-import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+import traceback
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import replace
 
 from batchmill.step.load import Step
-
-logger = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -36,10 +34,19 @@ class SharedStep:
 
     Args:
         step: The step, which is not opened yet.
+        setting_up: The context in which the step is opened and closed.
+        warn: Called with a warning if the step raises an error when it is closed.
     """
 
-    def __init__(self, step: Step) -> None:
+    def __init__(
+        self,
+        step: Step,
+        setting_up: Callable[[], AbstractContextManager[None]],
+        warn: Callable[[str], None],
+    ) -> None:
         self._step = step
+        self._setting_up = setting_up
+        self._warn = warn
         self._closing = asyncio.Event()
         # The text that a step prints while it is opened belongs to the worker, not to an input.
         self._context = copy_context()
@@ -61,13 +68,19 @@ class SharedStep:
             await self._owner
 
     async def _own(self, ready: asyncio.Future[Step]) -> None:
+        opening = opened_step(self._step)
         try:
-            async with opened_step(self._step) as step:
-                ready.set_result(step)
-                await self._closing.wait()
-        except BaseException as error:
-            if ready.done():
-                logger.warning("The step raised an error when it was left.", exc_info=True)
-            else:
-                self._ready = None
-                ready.set_exception(error)
+            with self._setting_up():
+                step = await opening.__aenter__()
+        except BaseException as error:  # noqa: BLE001  # The user's class raised it.
+            self._ready = None
+            ready.set_exception(error)
+            return
+        ready.set_result(step)
+        await self._closing.wait()
+        try:
+            with self._setting_up():
+                await opening.__aexit__(None, None, None)
+        except BaseException as error:  # noqa: BLE001  # The user's class raised it.
+            where = "".join(traceback.format_exception(error))
+            self._warn(f"step {self._step.ref}: leaving it raised an error.\n{where}")

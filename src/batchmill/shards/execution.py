@@ -5,6 +5,7 @@ import faulthandler
 import logging
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -27,24 +28,25 @@ from batchmill.planning.job import Confinement
 from batchmill.planning.run_spec import as_planned
 from batchmill.shards.inputs import ShardInputs
 from batchmill.shards.outcome_recorder import OutcomeRecorder, PackUpload
-from batchmill.shards.step_log import StepLog
+from batchmill.shards.step_log import StepLines, StepLog
 from batchmill.shards.torch_dataset import create_torch_dataset
 from batchmill.storage import ObjectStore, is_url, obstore_s3, remote
 from batchmill.storage.fingerprints import Fingerprint
 from batchmill.storage.ranges import HEAD_BYTES
 from batchmill.workers import BatchCallbacks, IsolatedExecutor, Limits, Sample, Stop, WorkerExit
+from batchmill.workers.async_inputs import Concurrency, Limit, RunAttempt
 from batchmill.workers.confined import ConfinedProcess
-from batchmill.workers.control import Pace
 from batchmill.workers.landlock import check_support
 from batchmill.workers.pipeline import TransferPipeline
 from batchmill.workers.processes import end_children
 from batchmill.workers.worker import this_worker
-from batchmill.workers.worker_inputs import Concurrency, RunAttempt
 
 logger = logging.getLogger(__name__)
 
 # An async step that was cancelled may take this long to end.
 _GRACE_SECONDS = 5.0
+# The outcomes of a shard whose process must end are committed within this time.
+_FLUSH_SECONDS = 60.0
 # A larger file is read in a thread, because other inputs of the worker would wait.
 _LARGE_BYTES = 2**20
 
@@ -59,12 +61,15 @@ class ShardExecution:
         staging: StagingArea,
         on_outcome: Callable[[Outcome], None] | None,
         log: StepLog | None = None,
+        on_lines: Callable[[StepLines], None] | None = None,
     ) -> None:
         self._ledger = ledger
+        self._on_lines = on_lines
         self._inputs = inputs
         self._staging = staging
         self._step = inputs.step
         self._items = inputs.items(staging)
+        self._weights = inputs.weights
         self._confined: ConfinedProcess | None = None
         if inputs.spec.confinement:
             check_support(inputs.spec.confinement.writable)
@@ -132,9 +137,10 @@ class ShardExecution:
             retries=policy.retries,
             stop=self._stop,
             processing=self._callbacks,
-            weights=self._inputs.weights,
+            weights=self._weights,
             pipeline=self._pipeline,
             concurrency=self._make_concurrency(),
+            warn=self._warn,
         )
 
     def _make_concurrency(self) -> Concurrency | None:
@@ -145,31 +151,31 @@ class ShardExecution:
         return Concurrency(
             inputs=spec.concurrency,
             open=self._open_step,
-            retries=spec.policy.retries,
-            pace=Pace(spec.pace_seconds) if spec.pace_seconds else None,
+            timeout_seconds=spec.policy.timeout_seconds,
+            pace_seconds=spec.pace_seconds,
             keeps_logs=bool(self._log_level),
         )
 
     @asynccontextmanager
     async def _open_step(self) -> AsyncIterator[RunAttempt]:
-        shared = SharedStep(self._step)
+        shared = SharedStep(self._step, this_worker.setting_up, this_worker.channel.warn)
         with ThreadPoolExecutor(remote.THREADS) as threads:
             yield partial(self._attempt, shared, threads)
             await shared.close()
 
     async def _attempt(
-        self, shared: SharedStep, threads: ThreadPoolExecutor, index: int, slot: int
+        self, shared: SharedStep, threads: ThreadPoolExecutor, index: int, slot: int, limit: Limit
     ) -> Outcome:
         """Run an async step on one input in this worker."""
         item, channel = self._items[index], this_worker.channel
         in_thread = partial(asyncio.get_running_loop().run_in_executor, threads)
-        is_large = self._inputs.weights[index] > _LARGE_BYTES
+        is_large = self._weights[index] > _LARGE_BYTES
         hooks = StepHooks(
             before=partial(_begin_step, self._log_level, slot),
             after=partial(channel.end_step, slot),
             in_thread=in_thread if item.fetched or is_large else None,
             opened=shared.get,
-            timeout_seconds=self._inputs.spec.policy.timeout_seconds,
+            limit=limit,
         )
         done = await run_async_step(self._step, item, self._staging, hooks)
         if isinstance(done, UnstoredOutcome):
@@ -212,6 +218,12 @@ class ShardExecution:
             end=self._end_process,
             pins_memory=runner.pins_memory,
         )
+
+    def _warn(self, text: str) -> None:
+        """Show a warning about a worker with the run."""
+        logger.warning("%s: %s", self._inputs.shard.title, text)
+        if self._on_lines:
+            self._on_lines(StepLines("", tuple(f"WARNING: {line}" for line in text.splitlines())))
 
     def _fetched(self, index: int) -> Fingerprint | None:
         """Return the fingerprint of an input that was fetched ahead; None if it was not."""
@@ -270,18 +282,21 @@ class ShardExecution:
         try:
             faulthandler.dump_traceback(all_threads=True)
             if len(indices) == 1:
-                timeout = WorkerExit(indices[0], "timeout", "Timeout", message, "", seconds)
+                timeout = WorkerExit("timeout", "Timeout", message, seconds=seconds)
                 self._recorder.record([self._lost(indices[0], timeout)])
         finally:
             self._end_process(f"{len(indices)} inputs: {message}")
 
     def _end_process(self, reason: str) -> None:
-        """Commit all outcomes and kill this process. The driver retries the other inputs."""
-        try:
-            logger.error("%s: %s", self._inputs.shard.title, reason)
-            self._recorder.flush()
-        finally:
-            os.kill(os.getpid(), signal.SIGKILL)
+        """Commit all outcomes and kill this process. The driver retries the other inputs.
+
+        A store that hangs does not keep the process.
+        """
+        logger.error("%s: %s", self._inputs.shard.title, reason)
+        flushing = threading.Thread(target=self._recorder.flush, daemon=True)
+        flushing.start()
+        flushing.join(_FLUSH_SECONDS)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _transfer_size(item: Input) -> int:

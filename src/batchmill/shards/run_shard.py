@@ -74,7 +74,7 @@ def run_shard(
         ) as staging,
     ):
         log = StepLog(on_lines) if shard.log_steps and on_lines else None
-        execution = ShardExecution(ledger, inputs, staging, on_outcome, log)
+        execution = ShardExecution(ledger, inputs, staging, on_outcome, log, on_lines)
         before = _usage()
         outcomes = execution.run(prefix)
         if log:

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from batchmill.outcome import Outcome, UnstoredOutcome
 from batchmill.workers.control import SharedFlag, Stop
-from batchmill.workers.input_queue import InputQueue
+from batchmill.workers.input_table import InputTable
 from batchmill.workers.loaded_batches import (
     Batch,
     BatchCallbacks,
@@ -43,7 +43,7 @@ class BatchProcessor:
     """
 
     callbacks: BatchCallbacks
-    queue: InputQueue
+    table: InputTable
     stop: Stop
     monitor: BatchMonitor
     resolve: Callable[[Iterable[tuple[int, Outcome]]], None]
@@ -56,14 +56,13 @@ class BatchProcessor:
     _begun: BegunBatch | None = None
     _storing: Future[None] | None = None
 
-    def process(self, sent: Batch, drain: SharedFlag) -> None:
+    def process(self, batch: Batch, drain: SharedFlag) -> None:
         """Process a batch. If the batch fails, schedule its inputs again in smaller batches.
 
         The batch may be unfinished when this method returns: see `advance` and `finish`. `drain` is
         set to stop the current DataLoader from loading further inputs.
         """
         self._drain = drain
-        batch = sent.load()
         if not self.callbacks.pins_memory:
             self._begin(batch)
             return
@@ -92,7 +91,7 @@ class BatchProcessor:
 
     def _begin(self, batch: Batch) -> None:
         """Begin a batch. Then finish the previous one, because the device has work again."""
-        if self.stop.requested or len(batch.indices) > self.queue.largest:
+        if self.stop.requested or len(batch.indices) > self.table.largest:
             return
         before = self._begun
         if before and (not self._overlaps or 1 in (len(before.indices), len(batch.indices))):
@@ -103,7 +102,7 @@ class BatchProcessor:
         if failure and failure.out_of_memory and before:
             self._overlaps = False
             # The batch is loaded again, because the step may have changed its data.
-            self.queue.divide(batch.indices, len(batch.indices))
+            self.table.divide(batch.indices, len(batch.indices))
             free_device_memory()
         elif failure:
             self._divide(batch.indices, out_of_memory=failure.out_of_memory)
@@ -167,11 +166,11 @@ class BatchProcessor:
         if out_of_memory:
             # Batches that are already loaded have the same size. Their inputs must also be loaded
             # again, in smaller batches.
-            self.queue.limit_batches(half)
+            self.table.limit_batches(half)
             self._stop_loading()
             free_device_memory()
             return
-        self.queue.divide(indices, half)
+        self.table.divide(indices, half)
         if not self._has_succeeded:
             # The model may fail on every input. Find out before all inputs are loaded.
             self._stop_loading()

@@ -15,8 +15,10 @@ from multiprocessing.context import ForkContext
 
 from batchmill.workers.worker_channel import anonymous_file
 
-_INDEX, _TIME = struct.Struct("q"), struct.Struct("d")
+_INDEX, _COUNTS, _TURN = struct.Struct("q"), struct.Struct("qq"), struct.Struct("qd")
 _POLL_SECONDS = 0.001
+# A turn is lost if the worker that has it ends. So turns are given away shortly before their time.
+_AHEAD_SECONDS, _PACE_MARGIN = 0.1, 0.01
 
 
 class SharedFlag:
@@ -118,28 +120,75 @@ class SharedBatches:
         os.close(self._lock)
 
 
+class SharedTurns:
+    """The inputs that may begin, for the workers of an async step, each with its earliest time.
+
+    Each worker takes the next one when it has room for it. A worker that is killed loses no other.
+
+    Args:
+        capacity: The most inputs that wait at a time.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._lock = anonymous_file("batchmill-turns")
+        # How many were put and taken so far, and a ring of turns.
+        self._memory = mmap.mmap(-1, _COUNTS.size + capacity * _TURN.size)
+
+    def put(self, turns: Sequence[tuple[int, float]]) -> None:
+        """Let inputs begin, each at a time of the monotonic clock."""
+        if not turns:
+            return
+        with _locked(self._lock):
+            put, taken = _COUNTS.unpack_from(self._memory)
+            for number, turn in enumerate(turns, put):
+                _TURN.pack_into(self._memory, self._place(number), *turn)
+            _COUNTS.pack_into(self._memory, 0, put + len(turns), taken)
+
+    def take(self) -> tuple[int, float] | None:
+        """Return the next input and its time; None if no input may begin yet."""
+        put, taken = _COUNTS.unpack_from(self._memory)
+        if put == taken:
+            return None
+        with _locked(self._lock):
+            put, taken = _COUNTS.unpack_from(self._memory)
+            if put == taken:
+                return None
+            index, at = _TURN.unpack_from(self._memory, self._place(taken))
+            _COUNTS.pack_into(self._memory, 0, put, taken + 1)
+        return index, at
+
+    def close(self) -> None:
+        """Close the file, and release the memory."""
+        os.close(self._lock)
+        self._memory.close()
+
+    def _place(self, number: int) -> int:
+        return _COUNTS.size + number % self._capacity * _TURN.size
+
+
 class Pace:
-    """Lets the workers of a shard begin attempts at most as often as a limit allows.
+    """The times at which the attempts of a shard may begin, within its share of `--rate`.
 
     The first one waits, too, because another shard may have begun one a moment ago.
 
     Args:
-        seconds: The shortest time between two attempts, in seconds.
+        seconds: The shortest time between two attempts, in seconds. 0: no limit.
+        now: The time of a monotonic clock.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._lock = anonymous_file("batchmill-pace")
-        self._next = mmap.mmap(-1, _TIME.size)
-        _TIME.pack_into(self._next, 0, time.monotonic() + seconds)
+    def __init__(self, seconds: float, now: float) -> None:
+        # A worker may begin one late and the next one in time. Then they are closer to each other.
+        self._seconds = seconds * (1 + _PACE_MARGIN)
+        self._next = now + self._seconds
 
-    def next_turn(self) -> float:
-        """Take the next turn. Return the seconds until it."""
-        with _locked(self._lock):
-            now = time.monotonic()
-            turn = max(now, _TIME.unpack_from(self._next)[0])
-            _TIME.pack_into(self._next, 0, turn + self._seconds)
-        return float(turn - now)
+    def next_turn(self, now: float) -> float | None:
+        """Return the time of the next turn; None if it is not near enough to be given away."""
+        if self._seconds and self._next > now + _AHEAD_SECONDS:
+            return None
+        turn = max(now, self._next if self._seconds else now)
+        self._next = turn + self._seconds
+        return turn
 
 
 class Stop:

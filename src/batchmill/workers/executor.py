@@ -7,10 +7,12 @@ input. A new DataLoader executes the rest. The faulty input is retried alone, wi
 """
 
 import gc
+import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmill.errors import WorkerError
-from batchmill.outcome import RETRIED_KINDS, Outcome, UnstoredOutcome
+from batchmill.outcome import Outcome, UnstoredOutcome
+from batchmill.workers.async_inputs import Concurrency
 from batchmill.workers.batch_processor import BatchProcessor
-from batchmill.workers.control import Stop, StopIndex
-from batchmill.workers.input_queue import InputQueue, LoaderPass
+from batchmill.workers.control import Pace, Stop, StopIndex
+from batchmill.workers.input_table import InputTable, LoaderPass
 from batchmill.workers.loaded_batches import BatchCallbacks, Sample, socket_folder
 from batchmill.workers.loader_driver import LoaderDriver
 from batchmill.workers.pipeline import TransferPipeline
@@ -29,7 +32,8 @@ from batchmill.workers.processes import adopt_orphans, children, kill_descendant
 from batchmill.workers.watchdog import BatchMonitor, Limits
 from batchmill.workers.worker_channel import WorkerChannel
 from batchmill.workers.worker_exit import WorkerExit
-from batchmill.workers.worker_inputs import Concurrency
+
+logger = logging.getLogger(__name__)
 
 # If a worker dies between inputs, no input caused it. After this number of DataLoaders in a row
 # without an outcome, the executor raises WorkerError.
@@ -48,6 +52,7 @@ class IsolatedExecutor:
         deliver: Receives each final outcome once, several at a time, also from other threads.
         limits: The limits of one input.
         retries: How often an input is executed again after a failure.
+        warn: Called with a warning about a worker, also from other threads.
         stop: The request to stop. After it, inputs without an outcome stay without one.
         processing: The functions that process samples; None if `run` returns only outcomes.
         weights: The weight of each input. Batches then have about the same weight, and heavy inputs
@@ -64,6 +69,7 @@ class IsolatedExecutor:
     deliver: Callable[[Sequence[Outcome]], None]
     limits: Limits
     retries: int
+    warn: Callable[[str], None] = logger.warning
     stop: Stop = field(default_factory=Stop)
     processing: BatchCallbacks | None = None
     weights: NDArray[np.int64] | None = None
@@ -71,18 +77,19 @@ class IsolatedExecutor:
     concurrency: Concurrency | None = None
     _channels: Sequence[WorkerChannel] = ()
     _furthest: int = -1
+    _last_exit: str = ""
     _sockets: Path | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _delivering: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._queue = InputQueue(self.count, self.retries, self.stop.wait)
+        self.table = InputTable(self.count, self.retries)
         self._stop_index = StopIndex(self.count)
         self._processor: BatchProcessor | None = None
         if self.processing:
             self._processor = BatchProcessor(
                 callbacks=self.processing,
-                queue=self._queue,
+                table=self.table,
                 stop=self.stop,
                 monitor=BatchMonitor(self.processing.overdue, self.limits.timeout_seconds),
                 resolve=self._resolve,
@@ -99,7 +106,7 @@ class IsolatedExecutor:
             self._stop_index.set(0)
             boundary = 1 + max([0, self._furthest, *(channel.last for channel in self._channels)])
             self._stop_index.set(boundary)
-            self._queue.leave_out(range(boundary, self.count))
+            self.table.leave_out(range(boundary, self.count))
         return boundary
 
     def execute(self, *, batch_size: int, num_workers: int) -> None:
@@ -114,13 +121,16 @@ class IsolatedExecutor:
             StoreError: No folder for temporary files can be created.
             Exception: Any error that `deliver` raises.
         """
-        self._queue.begin(batch_size)
+        self.table.largest = batch_size
         adopt_orphans()
         # torch creates half a million objects. Without `freeze`, a worker's garbage collector would
         # visit them, and the kernel would copy their memory for each worker.
         gc.freeze()
         try:
-            with socket_folder() if self.processing else nullcontext() as self._sockets:
+            with ExitStack() as stack:
+                if self._processor:
+                    self._sockets = stack.enter_context(socket_folder())
+                    stack.enter_context(self._processor.monitor.watching())
                 self._run_passes(num_workers)
         finally:
             gc.unfreeze()
@@ -128,37 +138,38 @@ class IsolatedExecutor:
 
     def _run_passes(self, num_workers: int) -> None:
         """Run one DataLoader after another until no input is left or `stop` was requested."""
-        queue = self._queue
+        table = self.table
+        seconds = self.concurrency.pace_seconds if self.concurrency else 0.0
+        self._pace = Pace(seconds, time.monotonic())
         idle_passes = 0
-        while queue and not self.stop.requested:
-            work = queue.next(num_workers)
-            before = queue.progress
-            exits = self._run_pass(work)
-            if self.stop.requested:
-                break  # The watchdog may have killed the workers because of the request.
-            for worker_exit in exits:
-                self._resolve_lost(worker_exit)
-            idle_passes = idle_passes + 1 if queue.progress == before else 0
-            if idle_passes and self.processing and queue.largest > 1:
-                queue.largest //= 2  # In a batch of one, the input that kills workers is known.
+        while table and not self.stop.requested:
+            now = time.monotonic()
+            pause = table.due_in(now)
+            if pause:
+                self.stop.wait(pause)
+                continue
+            before = table.progress
+            self._run_pass(table.give(now, num_workers))
+            table.give_back()
+            idle_passes = idle_passes + 1 if table.progress == before else 0
+            if idle_passes and self.processing and table.largest > 1:
+                table.limit_batches(table.largest // 2)  # In a batch of one, the input is known.
                 idle_passes = 0
             if idle_passes > _MAX_IDLE_PASSES:
-                raise WorkerError(exits[0].message if exits else "all outcomes were lost")
-            queue.reschedule(work)
+                raise WorkerError(self._last_exit or "all outcomes were lost")
 
-    def _run_pass(self, work: LoaderPass) -> list[WorkerExit]:
-        """Run one DataLoader until it is exhausted or a worker has died. Return dead workers."""
-        workers = max(1, min(work.num_workers, -(-len(work.indices) // work.batch_size)))
-        before = frozenset(children(os.getpid()))
+    def _run_pass(self, work: LoaderPass) -> None:
+        """Run one DataLoader until it is exhausted or a worker has died."""
         slots = self.concurrency.inputs if self.concurrency and not work.alone else 1
+        batches = (
+            len(work.indices) if self.concurrency else -(-len(work.indices) // work.batch_size)
+        )
+        workers = max(1, min(work.num_workers, batches))
+        before = frozenset(children(os.getpid()))
         channels = [WorkerChannel(slots) for _ in range(workers)]
         self._channels = channels
         try:
-            try:
-                return self._driver(work, channels).drive()
-            finally:
-                if self._processor:
-                    self._processor.finish()
+            self._driver(work, channels).drive()
         finally:
             with self._lock:
                 self._furthest = max(self._furthest, *(channel.last for channel in channels))
@@ -175,7 +186,10 @@ class IsolatedExecutor:
             pipeline=self.pipeline,
             concurrency=self.concurrency,
             receive=self._resolve,
-            queue=self._queue,
+            warn=self.warn,
+            lost=self._resolve_lost,
+            table=self.table,
+            pace=self._pace,
             limits=self.limits,
             stop=self.stop,
             stop_index=self._stop_index,
@@ -192,29 +206,20 @@ class IsolatedExecutor:
             reap(pid)
 
     def _resolve(self, outcomes: Iterable[tuple[int, Outcome]]) -> None:
-        """Record outcomes of attempts, and deliver the final ones. Several threads call this."""
-        resolve = self._queue.resolve
+        """Record how attempts ended, and deliver final outcomes. Several threads call this."""
+        ended, now = self.table.ended, time.monotonic()
         self._deliver(
-            [
-                final
-                for index, outcome in outcomes
-                if (final := resolve(index, outcome, again=outcome.kind in RETRIED_KINDS))
-            ]
+            [final for index, outcome in outcomes if (final := ended(index, outcome, now))]
         )
 
     def _resolve_lost(self, worker_exit: WorkerExit) -> None:
-        """Record the outcome of the input that a dead worker was executing."""
-        if worker_exit.suspects:
-            self._queue.separate(worker_exit.suspects)
-            return
-        index = worker_exit.index
-        if index is None or index not in self._queue:
-            return
-        again = worker_exit.kind in RETRIED_KINDS
-        outcome = self.lost(index, worker_exit)
-        final = self._queue.resolve(index, outcome, again=again, alone=True)
-        if final:
-            self._deliver([final])
+        """Record the outcome of the input that ended its worker, if any did."""
+        self._last_exit = worker_exit.message
+        if self.stop.requested:
+            return  # The watchdog may have killed the worker because of the request.
+        cause = self.table.worker_lost(worker_exit.begun, worker_exit.cause)
+        if cause is not None:
+            self._resolve([(cause, self.lost(cause, worker_exit))])
 
     def _deliver(self, outcomes: Sequence[Outcome]) -> None:
         # The watchdog's thread delivers outcomes of workers while this thread processes batches.

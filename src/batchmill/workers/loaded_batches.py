@@ -43,7 +43,7 @@ class Sample:
 class Batch(NamedTuple):
     """The collated samples of some inputs: `pickled` as a worker sends them, or as `data`.
 
-    `fault` is the error of loading or collating them.
+    `fault` is the error of loading or collating them. `worker` is the number of the worker.
     """
 
     indices: list[int]
@@ -51,13 +51,23 @@ class Batch(NamedTuple):
     pickled: bytes = b""
     data: Any = None
     fault: Fault | None = None
+    worker: int = 0
 
-    def load(self) -> "Batch":
-        """Return the batch with its data. Call it once, and while the worker has the tensors."""
+    def load(self, has_ended: Callable[[], bool] = lambda: False) -> "Batch | None":
+        """Return the batch with its data. Call it once.
+
+        Args:
+            has_ended: Returns True if the worker, which has the tensors, has ended.
+
+        Returns:
+            The batch. None if its tensors are lost with the worker.
+        """
         if self.fault:
             return self
         try:
             return self._replace(pickled=b"", data=ForkingPickler.loads(self.pickled))
+        except (EOFError, OSError) as error:
+            return None if has_ended() else self._replace(pickled=b"", fault=fault_of(error))
         except Exception as error:  # noqa: BLE001  # The user's classes may raise anything.
             return self._replace(pickled=b"", fault=fault_of(error))
 
@@ -150,6 +160,7 @@ def gather_batch(items: Sequence[int | Sample], *, collate: Callable[[list[Any]]
     batch = Batch([sample.index for sample in loaded], [sample.note for sample in loaded])
     if not loaded:
         return batch
+    batch = batch._replace(worker=this_worker.number)
     if len(loaded) == 1:
         # The channel shows the input, so it is known if `collate` kills the worker.
         this_worker.channel.resume(loaded[0].index)
@@ -162,6 +173,7 @@ def gather_batch(items: Sequence[int | Sample], *, collate: Callable[[list[Any]]
         return batch._replace(fault=fault_of(error))
     finally:
         this_worker.channel.leave()
+        this_worker.batches += 1
 
 
 def _pickled(batch: Any) -> bytes:

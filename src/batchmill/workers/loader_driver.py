@@ -5,28 +5,34 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from batchmill.outcome import Outcome, UnstoredOutcome
+from batchmill.workers.async_inputs import Concurrency, ConcurrentInputs
 from batchmill.workers.batch_processor import BatchProcessor
+from batchmill.workers.batches import make_batches
 from batchmill.workers.control import (
+    Pace,
     SharedBatches,
     SharedFlag,
+    SharedTurns,
     Stop,
     StopIndex,
     WorkerContext,
 )
-from batchmill.workers.input_queue import InputQueue, LoaderPass, make_batches
+from batchmill.workers.guarded_inputs import GuardedInputs
+from batchmill.workers.input_table import InputTable, LoaderPass
 from batchmill.workers.loaded_batches import Sample, gather_batch
 from batchmill.workers.memory_usage import kernel_oom_kills
 from batchmill.workers.pipeline import TransferPipeline
@@ -35,14 +41,13 @@ from batchmill.workers.private_api import (
     WorkerDiedError,
     without_torch_sigchld_handler,
 )
-from batchmill.workers.processes import ChildProcess
+from batchmill.workers.processes import ChildProcess, ends_within
 from batchmill.workers.watchdog import Limits, Watchdog
 from batchmill.workers.worker import this_worker
 from batchmill.workers.worker_channel import WorkerChannel
 from batchmill.workers.worker_exit import WorkerExit, exit_of
-from batchmill.workers.worker_inputs import Concurrency, ConcurrentInputs, GuardedInputs
 
-_POLL_SECONDS = 0.02
+_POLL_SECONDS, _END_SECONDS = 0.02, 1.0
 # A worker has this number of batches, with the one that it executes.
 _BATCHES_PER_WORKER = 2
 
@@ -52,9 +57,9 @@ class LoaderDriver:
     """One DataLoader, from its start to its end. There is one worker for each channel.
 
     `run` executes one input in a worker, and `pipeline` moves its files. The watchdog's thread
-    calls `receive` with outcomes. The driver takes due retries from `queue`, which has the inputs
-    without a final outcome. With `weights`, each input of the shard has a weight; None gives
-    batches of equal length.
+    calls `receive` with outcomes, and `warn` with warnings. `lost` receives how workers ended. The
+    driver takes due retries from `table`. With `weights`, each input of the shard has a weight;
+    None gives batches of equal length.
     """
 
     work: LoaderPass
@@ -63,7 +68,10 @@ class LoaderDriver:
     pipeline: TransferPipeline | None
     concurrency: Concurrency | None
     receive: Callable[[Sequence[tuple[int, Outcome]]], None]
-    queue: InputQueue
+    warn: Callable[[str], None]
+    lost: Callable[[WorkerExit], None]
+    table: InputTable
+    pace: Pace
     limits: Limits
     stop: Stop
     stop_index: StopIndex
@@ -72,45 +80,67 @@ class LoaderDriver:
     sockets: Path | None
     _drain: SharedFlag = field(default_factory=SharedFlag)
     _started: SharedFlag = field(default_factory=SharedFlag)
-    _worker_died: bool = False
+    _unfed: deque[int] = field(default_factory=deque)
 
-    def drive(self) -> list[WorkerExit]:
+    def drive(self) -> None:
         """Run the DataLoader until it is exhausted or a worker has died.
 
-        Returns:
-            The workers that died during an input, or whose death ended the DataLoader.
+        `lost` is called for each worker that died.
         """
         oom_kills = kernel_oom_kills()
-        with (
-            closing(SharedBatches(self._batches(), len(self.channels))) as shared,
-            self._start_workers(shared) as batches,
-        ):
+        work = SharedTurns(len(self.table)) if self.concurrency else self._shared_batches()
+        self._unfed.extend(self.work.indices)
+        with closing(work), self._start_workers(work) as batches:
             processes = list(batches.workers)
             workers = [ChildProcess(process.pid) for process in processes]
             watchdog = Watchdog(
-                self.channels,
-                workers,
-                self.limits,
-                self._drain,
-                self.stop,
-                self.receive,
-                self.processor.monitor if self.processor else None,
+                channels=self.channels,
+                workers=workers,
+                limits=self.limits,
+                drain=self._drain,
+                stop_request=self.stop,
+                receive=self.receive,
+                warn=self.warn,
+                feed=partial(self._feed, work) if isinstance(work, SharedTurns) else lambda: None,
+                is_waiting=lambda: batches.is_waiting,
             )
             watchdog.start()
+            has_died = False
             try:
                 self._receive_batches(batches)
             except WorkerDiedError:
-                self._worker_died = True
+                has_died = True
             except BaseException:  # The run was cancelled, or `deliver` failed.
                 for worker in workers:
                     worker.kill_tree()
                 raise
             finally:
                 self._end_workers(batches, processes, workers, watchdog)
-        return self._exits(processes, watchdog, lambda: kernel_oom_kills() > oom_kills)
+                exits = self._exits(processes, watchdog.killed, oom_kills, has_died=has_died)
+                for worker_exit in exits:
+                    self.lost(worker_exit)
+                if self.processor:
+                    self.processor.finish()
+
+    def _feed(self, turns: SharedTurns) -> None:
+        """Let workers of an async step begin the inputs whose turn has come; retries first."""
+        now = time.monotonic()
+        self._unfed.extendleft(reversed(self.table.give_due(now)))
+        ready = []
+        while self._unfed:
+            if self.stop_index.excludes(self._unfed[0]):
+                self._unfed.popleft()
+                continue
+            turn = self.pace.next_turn(now)
+            if turn is None:
+                break
+            ready.append((self._unfed.popleft(), turn))
+        turns.put(ready)
+        if self.table.pass_is_over:
+            self._drain.set()
 
     @contextmanager
-    def _start_workers(self, shared: SharedBatches) -> Iterator[LoaderIterator]:
+    def _start_workers(self, shared: SharedBatches | SharedTurns) -> Iterator[LoaderIterator]:
         """Fork the workers, and yield the iterator of their DataLoader. The caller must end it.
 
         During the block, a worker's death raises an error only while the iterator waits for a
@@ -147,22 +177,23 @@ class LoaderDriver:
         with _handling_sigchld(iterator.on_child_exit):
             yield iterator
 
-    def _inputs(self, shared: SharedBatches) -> Any:
+    def _inputs(self, shared: SharedBatches | SharedTurns) -> Any:
         """Return the inputs as a torch Dataset."""
-        if self.concurrency:
+        if self.concurrency and isinstance(shared, SharedTurns):
             return ConcurrentInputs(
                 concurrency=self.concurrency,
                 slots=self.channels[0].slots,
                 drain=self._drain,
                 stop_index=self.stop_index,
-                batches=shared,
+                turns=shared,
             )
         return GuardedInputs(
             run=self.run,
             drain=self._drain,
             stop_index=self.stop_index,
             pipeline=self.pipeline,
-            batches=shared,
+            batches=cast("SharedBatches", shared),
+            loads_samples=self.processor is not None,
         )
 
     def _collate(self) -> Callable[[Any], Any]:
@@ -170,8 +201,8 @@ class LoaderDriver:
             return list  # Without samples, a batch is the list of its indices.
         return partial(gather_batch, collate=self.processor.callbacks.collate)
 
-    def _batches(self) -> list[Sequence[int]]:
-        """Divide the inputs into batches."""
+    def _shared_batches(self) -> SharedBatches:
+        """Divide the inputs into batches, which the workers share."""
         indices = self.work.indices
         weights = (
             np.ones(len(indices), np.int64) if self.weights is None else self.weights[list(indices)]
@@ -189,9 +220,9 @@ class LoaderDriver:
             # A worker receives a range in fewer bytes than a list.
             is_range = last - first == len(batch) - 1
             batches.append(range(first, last + 1) if is_range else [indices[i] for i in batch])
-        return batches
+        return SharedBatches(batches, len(self.channels))
 
-    def _turns(self, shared: SharedBatches) -> Iterator[Sequence[int]]:
+    def _turns(self, shared: SharedBatches | SharedTurns) -> Iterator[Sequence[int]]:
         """Yield the inputs of each batch. Retries that are due come first.
 
         With a pipeline or an async step, workers take their batches by themselves. Then only
@@ -200,7 +231,7 @@ class LoaderDriver:
         and another one when the worker has executed a batch. The last lists are for the batches
         that workers have taken ahead.
         """
-        if self.concurrency:
+        if isinstance(shared, SharedTurns):
             yield from [()] * len(self.channels)
         elif self.pipeline:
             for _ in range(_BATCHES_PER_WORKER * len(self.channels)):
@@ -218,16 +249,21 @@ class LoaderDriver:
 
         Each input of a batch step belongs to one batch, so its retries run after all batches.
         """
-        return [] if self.processor or self.work.alone else self.queue.add_due()
+        return [] if self.processor else self.table.give_due(time.monotonic())
 
     def _receive_batches(self, batches: LoaderIterator) -> None:
         """Start the workers, and process their batches. Raises WorkerDiedError."""
         self._started.set()
-        for batch in batches:
-            if self.processor and batch.indices:
+        for sent in batches:
+            if not (self.processor and sent.indices):
+                continue
+            # The connection may end a moment before the process.
+            batch = sent.load(partial(ends_within, batches.workers[sent.worker].pid, _END_SECONDS))
+            self.channels[sent.worker].count_received()
+            if batch:
                 self.processor.process(batch, self._drain)
         if self.processor:
-            self.processor.finish()  # Now, while the watchdog limits the time of the last batches.
+            self.processor.finish()
 
     def _end_workers(
         self,
@@ -240,7 +276,7 @@ class LoaderDriver:
         self._drain.set()
         # The watchdog limits the time.
         while any(
-            channel.occupied and process.is_alive()
+            channel.in_use and process.is_alive()
             for channel, process in zip(self.channels, processes, strict=True)
         ):
             time.sleep(_POLL_SECONDS)
@@ -252,16 +288,26 @@ class LoaderDriver:
             process.join()
 
     def _exits(
-        self, processes: Sequence[Any], watchdog: Watchdog, killed_by_kernel: Callable[[], bool]
+        self,
+        processes: Sequence[Any],
+        killed: Mapping[int, WorkerExit],
+        oom_kills: int,
+        *,
+        has_died: bool,
     ) -> list[WorkerExit]:
-        killed = watchdog.killed
-        return [
-            exit_of(channel, process.exitcode, killed.get(number), killed_by_kernel)
-            for number, (channel, process) in enumerate(zip(self.channels, processes, strict=True))
-            if number in killed
-            or any(index in self.queue for index in channel.in_progress)
-            or (process.exitcode and self._worker_died)
-        ]
+        """Return how workers ended that were killed, that executed an input, or that died."""
+        exits = []
+        for number, (channel, process) in enumerate(zip(self.channels, processes, strict=True)):
+            slots = [slot for slot in channel.in_use if slot.has_begun]
+            log = channel.log_tail()
+            if number in killed:
+                exits.append(replace(killed[number], log=log))
+            elif slots or (process.exitcode and has_died):
+                seconds = time.monotonic() - min((slot.started for slot in slots), default=0.0)
+                found = exit_of(process.exitcode, lambda: kernel_oom_kills() > oom_kills)
+                begun = tuple(slot.input for slot in slots)
+                exits.append(replace(found, log=log, seconds=seconds, begun=begun))
+        return exits
 
 
 @contextmanager

@@ -123,7 +123,7 @@ class TransferPipeline:
         if not batch:
             batch = batches.take()
             self._waiting.extend(batch)
-        self._next = batches.take_ahead(int(this_worker.name))
+        self._next = batches.take_ahead(this_worker.number)
         self._waiting.extend(self._next)
         self._waiting.extendleft(reversed(first))
         self._start()

@@ -74,7 +74,7 @@ class LoaderIterator(_MultiProcessingDataLoaderIter):
     """A DataLoader's iterator that raises WorkerDiedError, and only while it waits for a batch."""
 
     idle_work: IdleWork | None = None
-    _is_waiting = False
+    is_waiting = False
 
     @property
     def workers(self) -> Sequence[Any]:
@@ -92,8 +92,8 @@ class LoaderIterator(_MultiProcessingDataLoaderIter):
 
         If a worker dies while it sends a batch, the rest of the batch never arrives.
         """
-        if self._is_waiting and any(has_ended(worker.pid) for worker in self.workers):
-            self._is_waiting = False
+        if self.is_waiting and any(has_ended(worker.pid) for worker in self.workers):
+            self.is_waiting = False
             raise WorkerDiedError
 
     def _try_get_data(self, timeout: float = _RECEIVE_SECONDS) -> tuple[bool, Any]:
@@ -109,13 +109,12 @@ class LoaderIterator(_MultiProcessingDataLoaderIter):
 
     def _wait(self, timeout: float) -> tuple[bool, Any]:
         """Wait for a batch. Returns whether one has arrived, and the batch."""
-        if threading.current_thread() is not threading.main_thread():
-            return self._receive_in_thread(timeout)
-        self._is_waiting = True
+        is_main = threading.current_thread() is threading.main_thread()
+        self.is_waiting = True
         try:
-            return self._receive(timeout)
+            return self._receive(timeout) if is_main else self._receive_in_thread(timeout)
         finally:
-            self._is_waiting = False
+            self.is_waiting = False
 
     def _receive_in_thread(self, timeout: float) -> tuple[bool, Any]:
         """Receive in a thread, because only the main thread can be interrupted while it waits."""

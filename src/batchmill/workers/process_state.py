@@ -79,7 +79,7 @@ def _settings() -> list[_Setting]:
             for n in _LIMITS
         ),
         *(_Setting(partial(signal.getitimer, n), partial(_set_timer, n)) for n in _TIMERS),
-        _Setting(_read_umask, os.umask),
+        _restored_umask(),
         _Setting(sys.getrecursionlimit, sys.setrecursionlimit),
         # Without a way back: the worker is replaced.
         _Setting(os.getresuid),
@@ -94,10 +94,15 @@ def _settings() -> list[_Setting]:
     ]
 
 
-def _read_umask() -> int:
+def _restored_umask() -> _Setting:
+    """Return the umask as a setting. Reading it restores it.
+
+    It can only be read by setting it. Another value, even for a moment, would reach the files of
+    threads that a step has left.
+    """
     mask = os.umask(0o077)
     os.umask(mask)
-    return mask
+    return _Setting(partial(os.umask, mask), os.umask)
 
 
 def _set_timer(which: int, value: tuple[float, float]) -> None:

@@ -168,13 +168,13 @@ def end_children() -> None:
 
     Orphans must have become children of this process: `adopt_orphans`.
     """
-    while _has_children():
+    while has_children():
         kill_descendants()
         with suppress(ChildProcessError):
             os.waitpid(-1, 0)
 
 
-def _has_children() -> bool:
+def has_children() -> bool:
     """Return whether this process has a child, dead or alive. This takes a microsecond."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -195,3 +195,13 @@ def has_ended(pid: int) -> bool:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return True
+
+
+def ends_within(pid: int, seconds: float) -> bool:
+    """Wait for the end of a child, at most for this time. Return whether it has ended."""
+    deadline = time.monotonic() + seconds
+    while not has_ended(pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE_SECONDS)
+    return True

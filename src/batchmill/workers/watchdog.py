@@ -1,24 +1,21 @@
 """Watches workers: collects their outcomes, and kills workers that exceed a limit."""
 
-import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
 from batchmill.outcome import Outcome
 from batchmill.workers.control import SharedFlag, Stop
 from batchmill.workers.memory_usage import headroom
 from batchmill.workers.processes import ChildProcess, end_after
 from batchmill.workers.worker import DUMP_SIGNAL
-from batchmill.workers.worker_channel import Occupied, WorkerChannel
+from batchmill.workers.worker_channel import Slot, WorkerChannel
 from batchmill.workers.worker_exit import WorkerExit
-
-logger = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 0.1
 # Tiny inputs give thousands of outcomes per second, long inputs only a few.
@@ -33,6 +30,8 @@ _LAST_RESORT_SECONDS = 30.0
 TRANSFER_SECONDS = 3600.0
 # A worker hangs if no worker was busy and no outcome arrived for this number of checks.
 _MAX_QUIET_CHECKS = 300
+# An event loop that did not run for this time is silent.
+_SILENT_SECONDS = 5.0
 # With less memory left than this, the kernel or Ray may soon kill a process, perhaps the wrong one.
 # Ray ends the whole shard when 5 % of the memory is left.
 _LOW_MEMORY_BYTES, _LOW_MEMORY_SHARE = 256 * 2**20, 0.06
@@ -55,8 +54,8 @@ class Limits:
 class BatchMonitor:
     """The batch that the shard's own process is processing, and when it began.
 
-    If the batch exceeds the timeout, the watchdog's thread calls `overdue` with the indices of its
-    inputs. That function must end the process, because nothing else can end the batch.
+    If the batch exceeds the timeout, a thread calls `overdue` with the indices of its inputs. That
+    function must end the process, because nothing else can end the batch.
     """
 
     overdue: Callable[[Sequence[int]], None]
@@ -75,19 +74,55 @@ class BatchMonitor:
         finally:
             self.at = None
 
-    def check(self) -> None:
-        """Call `overdue` if the current batch exceeds the timeout."""
-        at, seconds = self.at, self.timeout_seconds
-        if at and seconds is not None and time.monotonic() - at[0] > seconds:
-            self.overdue(at[1])
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Check the current batch in a thread during the block."""
+        ended = threading.Event()
+        thread = threading.Thread(
+            target=copy_context().run, args=(self._serve, ended), name="batches", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _serve(self, ended: threading.Event) -> None:
+        seconds = self.timeout_seconds
+        while not ended.wait(_CHECK_SECONDS):
+            at = self.at
+            if at and seconds is not None and time.monotonic() - at[0] > seconds:
+                self.overdue(at[1])
+                return
 
 
-@dataclass
+class _Memory(NamedTuple):
+    """The memory of a worker in bytes, now and before its current inputs, which have begun."""
+
+    used: int
+    begun: Sequence[Slot]
+    before: int
+
+
+_NO_MEMORY = _Memory(0, (), 0)
+
+
+@dataclass(kw_only=True)
 class Watchdog:
     """A thread that watches the workers of one DataLoader until `stop` is called.
 
-    It calls `receive` with the outcomes that have arrived. The workers are in the order of
-    `channels`. The batch that this process is processing is in `batch_monitor`.
+    Attributes:
+        channels: The channels of the workers.
+        workers: The workers, in the same order.
+        limits: The limits of one input.
+        drain: Set to let the workers begin no further input.
+        stop_request: The request to stop the shard.
+        receive: Called with the outcomes that have arrived.
+        warn: Called with a warning about a worker.
+        feed: Called very often, to let workers of an async step begin inputs.
+        is_waiting: Returns True while this process waits for workers.
+        killed: Why workers were killed, by their number.
     """
 
     channels: Sequence[WorkerChannel]
@@ -96,12 +131,15 @@ class Watchdog:
     drain: SharedFlag
     stop_request: Stop
     receive: Callable[[Sequence[tuple[int, Outcome]]], None]
-    batch_monitor: BatchMonitor | None
+    warn: Callable[[str], None]
+    feed: Callable[[], None]
+    is_waiting: Callable[[], bool]
     killed: dict[int, WorkerExit] = field(default_factory=dict)
     error: BaseException | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
     _quiet_checks: int = 0
-    _seen: dict[int, Occupied] = field(default_factory=dict)
+    _seen: dict[int, Sequence[Slot]] = field(default_factory=dict)
+    _memory: dict[int, _Memory] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # `receive` runs in the caller's context, which has Prefect's settings, for example.
@@ -126,6 +164,7 @@ class Watchdog:
             pause = _GATHER_SECONDS
             while not self._ended.wait(pause):
                 arrived = self._collect()
+                self.feed()
                 self._quiet_checks = 0 if arrived else self._quiet_checks
                 pause = _GATHER_SECONDS if arrived else min(2 * pause, _MAX_GATHER_SECONDS)
                 if time.monotonic() >= next_check:
@@ -144,13 +183,15 @@ class Watchdog:
         count = 0
         for worker, channel in zip(self.workers, self.channels, strict=True):
             try:
-                arrived = channel.receive()
+                arrived, warnings = channel.receive()
             except (EOFError, ValueError, TypeError):
                 worker.kill_tree()  # A step has overwritten the worker's journal.
                 continue
+            for warning in warnings:
+                self.warn(warning)
             count += len(arrived)
             if self.killed:  # An outcome that arrives after the kill is ignored.
-                killed = {worker_exit.index for worker_exit in self.killed.values()}
+                killed = {worker_exit.cause for worker_exit in self.killed.values()}
                 arrived = [pair for pair in arrived if pair[0] not in killed]
             for start in range(0, len(arrived), _GATHER_OUTCOMES):
                 self.receive(arrived[start : start + _GATHER_OUTCOMES])
@@ -160,16 +201,9 @@ class Watchdog:
     def _check(self) -> None:
         if self.stop_request.requested:
             self._apply_stop()
-        for number, channel in enumerate(self.channels):
-            channel.bound_log()
-            occupied = channel.occupied
-            # Trust the slot only if it was the same at the last check. It may be half written now.
-            if occupied and self._seen.get(number) == occupied and number not in self.killed:
-                self._check_limits(number, channel, occupied)
-            if occupied:
-                self._seen[number] = occupied
-        if self.batch_monitor:
-            self.batch_monitor.check()
+        for number in range(len(self.channels)):
+            if number not in self.killed:
+                self._check_worker(number)
         self._check_machine_memory()
         self._check_silence()
 
@@ -178,14 +212,13 @@ class Watchdog:
         if not self.stop_request.overdue:
             return
         for worker, channel in zip(self.workers, self.channels, strict=True):
-            if channel.occupied:
+            if channel.in_use or channel.setup_since:
                 worker.kill_tree()
 
     def _check_silence(self) -> None:
         """Kill all workers if all of them are silent. New workers then execute their inputs."""
-        at_work = any(channel.occupied for channel in self.channels)
-        is_processing = self.batch_monitor is not None and self.batch_monitor.at is not None
-        self._quiet_checks = 0 if at_work or is_processing else self._quiet_checks + 1
+        is_quiet = self.is_waiting() and not any(map(_is_at_work, self.channels))
+        self._quiet_checks = self._quiet_checks + 1 if is_quiet else 0
         if self._quiet_checks > _MAX_QUIET_CHECKS:
             self._kill_all()
 
@@ -193,27 +226,66 @@ class Watchdog:
         for worker in self.workers:
             worker.kill_tree()
 
-    def _check_limits(self, number: int, channel: WorkerChannel, occupied: Occupied) -> None:
-        timeout, memory = self.limits.timeout_seconds, self.limits.memory_bytes
+    def _check_worker(self, number: int) -> None:
+        channel = self.channels[number]
+        channel.bound_log()
+        slots = channel.in_use
+        # Trust a slot only if it was the same at the last check. It may be half written now.
+        steady = [slot for slot in slots if slot in self._seen.get(number, ())]
+        self._seen[number] = slots
         # Check memory first, because an input that fills the memory is also slow.
-        if memory is not None:
-            used = channel.used_bytes(self.workers[number].pid, memory)
-            if used > memory:
-                limit = f"{memory / 2**20:,.0f} MiB"
-                message = f"used {used / 2**20:,.0f} MiB of memory; --memory-limit is {limit}"
-                self._kill(number, occupied, "oom", message)
-                return
-        if timeout is None:
-            return
-        seconds = time.monotonic() - occupied.started
-        if occupied.is_paused:
-            return
-        if occupied.in_step and seconds > timeout + self.limits.grace_seconds:
-            message = f"still running after {timeout:g} s (--timeout)"
-            self._kill(number, occupied, "timeout", message)
-        elif not occupied.in_step and seconds > TRANSFER_SECONDS:
+        found = self._check_memory(number) or self._check_time(channel, steady)
+        if found:
+            self._kill(number, found)
+
+    def _check_memory(self, number: int) -> WorkerExit | None:
+        """Return why a worker must be killed that is above its limit for a second time.
+
+        An input that has grown by the limit since it began is at fault. If several inputs are in
+        progress, any of them may be. Else earlier inputs have left the memory: the worker ends
+        after the current input.
+        """
+        limit, channel = self.limits.memory_bytes, self.channels[number]
+        if limit is None or channel.setup_since:
+            return None
+        used = channel.used_bytes(self.workers[number].pid, limit)
+        begun = [slot for slot in channel.in_use if slot.has_begun]
+        last = self._memory.get(number, _NO_MEMORY)
+        before = min(used, last.before if begun == last.begun else last.used)
+        self._memory[number] = _Memory(used, begun, before)
+        if min(used, last.used) <= limit:
+            return None
+        if len(begun) < 2 and used - before <= limit:
+            channel.retire()
+            return None
+        message = f"used {_mib(used)} of memory; --memory-limit is {_mib(limit)}"
+        return _exceeded("oom", message, begun[0] if len(begun) == 1 else None)
+
+    def _check_time(self, channel: WorkerChannel, steady: Sequence[Slot]) -> WorkerExit | None:
+        """Return why a worker must be killed that exceeds a limit of time."""
+        timeout, now = self.limits.timeout_seconds, time.monotonic()
+        slow = next(
+            (s for s in steady if now - s.started > TRANSFER_SECONDS and not s.in_step), None
+        )
+        if slow:
             message = f"its files were not read or stored after {TRANSFER_SECONDS:g} s"
-            self._kill(number, occupied, "timeout", message)
+            return _exceeded("timeout", message, slow)
+        if timeout is None:
+            return None
+        if channel.setup_since and now - channel.setup_since > timeout:
+            message = (
+                "the step was not opened or closed (__init__, __aenter__, __aexit__) after "
+                f"{timeout:g} s (--timeout)"
+            )
+            return _exceeded("timeout", message, None)
+        message = f"still running after {timeout:g} s (--timeout)"
+        begun = [slot for slot in steady if slot.in_step]
+        if channel.blocked_since and begun and now - channel.blocked_since > timeout:
+            # One input blocks the event loop. With its stack, the worker records which one.
+            return _exceeded("timeout", message, begun[0] if len(begun) == 1 else None)
+        longest = timeout + self.limits.grace_seconds
+        slow = next((slot for slot in begun if now - slot.started > longest), None)
+        return _exceeded("timeout", message, slow) if slow else None
 
     def _check_machine_memory(self) -> None:
         room = headroom()
@@ -223,38 +295,39 @@ class Watchdog:
         if room.available > low:
             return
         at_work = [
-            (channel.used_bytes(self.workers[number].pid, _LOW_MEMORY_BYTES), number, occupied)
+            (channel.used_bytes(self.workers[number].pid, _LOW_MEMORY_BYTES), number)
             for number, channel in enumerate(self.channels)
-            if (occupied := channel.occupied) and number not in self.killed
+            if channel.in_use and number not in self.killed
         ]
-        used, number, occupied = max(at_work, default=(0, 0, None))
+        used, number = max(at_work, default=(0, 0))
         # Killing a small worker does not help if other processes use the memory.
-        if occupied and used > _LOW_MEMORY_BYTES:
-            message = (
-                f"used {used / 2**20:,.0f} MiB of memory, and the machine had only "
-                f"{room.available / 2**20:,.0f} MiB left"
-            )
-            self._kill(number, occupied, "oom", message)
+        if used > _LOW_MEMORY_BYTES:
+            left = f"the machine had only {_mib(room.available)} left"
+            self._kill(number, _exceeded("oom", f"used {_mib(used)} of memory, and {left}", None))
 
-    def _kill(
-        self, number: int, occupied: Occupied, kind: Literal["timeout", "oom"], message: str
-    ) -> None:
+    def _kill(self, number: int, found: WorkerExit) -> None:
         channel, worker = self.channels[number], self.workers[number]
         if not worker.pause():
             # It has died for another reason, or waits for a disk and would be suspended later.
             worker.resume()
             return
-        if channel.occupied != occupied:
+        current = {slot.input: slot for slot in channel.in_use}
+        cause = found.cause
+        if cause is not None and current.get(cause) not in self._seen[number]:
             worker.resume()  # It has just finished the input.
             return
-        error = "Timeout" if kind == "timeout" else "OutOfMemory"
-        seconds = time.monotonic() - occupied.started
-        # The step has kept the memory of other inputs if this one has not begun.
-        index = occupied.index if occupied.has_begun else None
-        self.killed[number] = WorkerExit(index, kind, error, message, seconds=seconds)
-        if kind == "timeout":
+        begun = tuple(index for index, slot in current.items() if slot.has_begun)
+        self.killed[number] = found = replace(found, begun=begun)
+        if found.kind == "timeout":
             self.drain.set()  # The worker must not begin another input while it writes its stack.
             self._dump_stack(worker, channel.log)
+            if cause is None and not channel.setup_since:
+                cause = channel.blocker
+        if cause is None and len(begun) == 1:
+            (cause,) = begun
+        started = current[cause].started if cause in current else time.monotonic()
+        seconds = time.monotonic() - started
+        self.killed[number] = replace(found, cause=cause, seconds=seconds)
         worker.kill_tree()
 
     def _dump_stack(self, worker: ChildProcess, log: int) -> None:
@@ -266,3 +339,21 @@ class Watchdog:
         while time.monotonic() < deadline and os.fstat(log).st_size == before:
             time.sleep(0.01)
         time.sleep(0.02)
+
+
+def _exceeded(kind: Literal["timeout", "oom"], message: str, slot: Slot | None) -> WorkerExit:
+    error = "Timeout" if kind == "timeout" else "OutOfMemory"
+    return WorkerExit(kind, error, message, cause=slot.input if slot else None)
+
+
+def _is_at_work(channel: WorkerChannel) -> bool:
+    """Return whether a worker executes an input, sets up its step, or waits in its event loop."""
+    return bool(
+        channel.in_use
+        or channel.setup_since
+        or time.monotonic() - channel.blocked_since < _SILENT_SECONDS
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"

@@ -6,8 +6,10 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.util import Finalize
 
 # Imported by name: a step may replace functions of the module.
@@ -20,10 +22,16 @@ from batchmill.workers.control import SharedFlag
 from batchmill.workers.memory_usage import keep_freed_memory, offer_to_oom_killer
 from batchmill.workers.private_api import raw_environment, use_socket_folder
 from batchmill.workers.process_state import BrokenWorkerError, ProcessState, WorkerStreams
-from batchmill.workers.processes import adopt_orphans, end_with_parent, kill_descendants
+from batchmill.workers.processes import (
+    adopt_orphans,
+    children,
+    end_with_parent,
+    kill_descendants,
+)
 from batchmill.workers.worker_channel import WorkerChannel
 
 DUMP_SIGNAL = signal.SIGUSR1
+_RECEIVE_SECONDS = 0.005
 # A worker is replaced when its steps have left this many file descriptors open.
 _MAX_LEFT_OPEN = 200
 
@@ -32,6 +40,11 @@ class Worker:
     """The state of a worker process."""
 
     channel: WorkerChannel
+    number = 0
+    # The number of batches that were sent.
+    batches = 0
+    # The processes that an async step has started while it was opened.
+    own_children: frozenset[int] = frozenset()
     # No other living process of the shard has this name. The process of the shard is "main".
     name = "main"
 
@@ -61,7 +74,7 @@ class Worker:
             if other is not channel:
                 other.close()
         use_obstore()
-        self.name = str(number)
+        self.name, self.number = str(number), number
         self.channel = channel
         os.setsid()
         # A daemon may not start processes, but a step may. The worker kills them at its end.
@@ -99,6 +112,24 @@ class Worker:
         self.record_settings()
         started.wait()
 
+    def after_dump(self, handler: Callable[..., None]) -> None:
+        """Call a function after faulthandler has written the stack on request of the watchdog."""
+        faulthandler.unregister(DUMP_SIGNAL)
+        signal.signal(DUMP_SIGNAL, handler)
+        faulthandler.register(DUMP_SIGNAL, self.channel.log, all_threads=False, chain=True)
+
+    @contextmanager
+    def setting_up(self) -> Iterator[None]:
+        """Open or close the step in this block. Its changes of settings stay for all inputs."""
+        self.channel.begin_setup()
+        try:
+            yield
+        finally:
+            self.record_settings()
+            self.channel.enter()
+            self.own_children = frozenset(children(os.getpid()))
+            self.channel.end_setup()
+
     def record_settings(self) -> None:
         """Record the environment and the settings, to restore them after each input."""
         self._environ = os.environ
@@ -113,11 +144,28 @@ class Worker:
             self.streams.clear_log()
         self.restore_settings()
 
-    def restore_settings(self, *, may_open_files: bool = False) -> None:
+    def restore_after_sample(self, *, unused: bool) -> None:
+        """Restore after a sample was loaded. If this is impossible, the worker ends later.
+
+        The samples of its batch must reach the process of the shard before.
+        """
+        try:
+            self.restore(unused=unused)
+        except BrokenWorkerError:
+            self.channel.retire()
+
+    def end_if_retiring(self) -> None:
+        """End this worker if it must not begin an input. Its batches have been received before."""
+        if self.channel.is_retiring:
+            while self.channel.received < self.batches:
+                time.sleep(_RECEIVE_SECONDS)
+            self.retire()
+
+    def restore_settings(self, *, open_files: int = 0) -> None:
         """Restore the working directory, the environment and the settings of the process.
 
-        Raises BrokenWorkerError if that is impossible, or if steps have left too many files open,
-        unless `may_open_files`.
+        Raises BrokenWorkerError if that is impossible, or if steps have left too many files open.
+        Inputs in progress may have `open_files`.
         """
         try:
             moved = getcwd() != self._folder
@@ -130,16 +178,25 @@ class Worker:
         if raw_environment() != self._environment:
             os.environb.clear()
             os.environb.update(self._environment)
-        most = self._next_descriptor + _MAX_LEFT_OPEN
-        if not may_open_files and _next_descriptor() > most:
+        if _next_descriptor() > self._next_descriptor + _MAX_LEFT_OPEN + open_files:
             raise BrokenWorkerError  # Soon, no further input could be opened.
         if not self._state.restore():
             raise BrokenWorkerError
 
     def exit_broken(self) -> NoReturn:
-        """End this worker, which cannot be restored. Another worker replaces it."""
+        """End this worker after an exception. Another worker replaces it.
+
+        If the exception is a fault of the engine, its traceback ends the log.
+        """
+        if not isinstance(sys.exc_info()[1], BrokenWorkerError):
+            with suppress(OSError):
+                os.write(self.channel.log, traceback.format_exc().encode(errors="replace"))
+        self.retire(1)
+
+    def retire(self, code: int = 0) -> NoReturn:
+        """End this worker now. Another worker replaces it."""
         kill_descendants()
-        os._exit(1)
+        os._exit(code)
 
     def end(self) -> None:
         """Kill all processes that steps started, and exit without the parent's exit handlers.

@@ -12,12 +12,11 @@ import mmap
 import os
 import struct
 import threading
-from dataclasses import dataclass
 
 # Imported by name, because a step may replace functions of these modules.
 from marshal import dumps, loads
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from batchmill.outcome import Outcome, WrittenFile
 from batchmill.workers.memory_usage import resident_bytes, used_bytes
@@ -30,33 +29,37 @@ _PUNCH_HOLE = 3  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 # Loaded at import time: after a fork, a thread that no longer exists may hold the loader's lock.
 _libc = ctypes.CDLL(None)
 # Index of an input, start time of its current stage, and the stage.
-_SLOT = struct.Struct("qdq")
-_MOVING, _IN_STEP, _PAUSED, _WAITING = range(4)
-_BASELINE = struct.Struct("q")  # Bytes of memory before the first input.
-_LAST = struct.Struct("q")  # Index of the input that was begun last.
-_LAST_AT = _BASELINE.size
-_SLOTS_AT = _LAST_AT + _LAST.size
-_IDLE = -1
+_SLOT, _STAGE = struct.Struct("qdq"), struct.Struct("dq")
+_READING, _IN_STEP, _PLACING = range(3)
+_INTEGER, _TIME = struct.Struct("q"), struct.Struct("d")
+# The places of the numbers before the slots.
+_BASELINE, _LAST, _IS_RETIRING, _BLOCKER, _RECEIVED, _BEAT, _SETUP, _SLOTS = range(0, 64, 8)
+_NONE = -1
 
 
-@dataclass(frozen=True)
-class Occupied:
+class Slot(NamedTuple):
     """A current input of a worker.
 
     Attributes:
-        index: The index of the input.
+        input: The index of the input.
         started: When the current stage began, in monotonic seconds. The stages are: fetch and read
             the input, run the step, place its files.
-        in_step: True while the step is running.
-        is_paused: True while the input waits for its turn, or for its next attempt.
-        has_begun: False until the first attempt begins.
+        stage: The number of the stage.
     """
 
-    index: int
+    input: int
     started: float
-    in_step: bool = True
-    is_paused: bool = False
-    has_begun: bool = True
+    stage: int = _IN_STEP
+
+    @property
+    def in_step(self) -> bool:
+        """True while the step is running."""
+        return self.stage == _IN_STEP
+
+    @property
+    def has_begun(self) -> bool:
+        """True if the step has begun. Only then can the input have ended its worker."""
+        return self.stage != _READING
 
 
 class WorkerChannel:
@@ -67,11 +70,12 @@ class WorkerChannel:
     """
 
     def __init__(self, slots: int = 1) -> None:
-        self._memory = mmap.mmap(-1, _SLOTS_AT + slots * _SLOT.size)
-        self._places = range(_SLOTS_AT, _SLOTS_AT + slots * _SLOT.size, _SLOT.size)
+        self._memory = mmap.mmap(-1, _SLOTS + slots * _SLOT.size)
+        self._places = range(_SLOTS, _SLOTS + slots * _SLOT.size, _SLOT.size)
         for slot in range(slots):
             self.leave(slot)
-        _LAST.pack_into(self._memory, _LAST_AT, _IDLE)
+        self._set(_LAST, _NONE)
+        self._set(_BLOCKER, _NONE)
         self._journal = RingBuffer()
         self._sending = threading.Lock()
         self.log = anonymous_file("batchmill-log")
@@ -80,12 +84,12 @@ class WorkerChannel:
 
     def enter(self) -> None:
         """Record the memory that the worker uses before its first input."""
-        _BASELINE.pack_into(self._memory, 0, resident_bytes(os.getpid()))
+        self._set(_BASELINE, resident_bytes(os.getpid()))
 
     def begin(self, index: int, slot: int = 0) -> None:
         """Record that the worker begins an input."""
         # The index of a retry is smaller than that of the input before.
-        _LAST.pack_into(self._memory, _LAST_AT, max(index, self.last))
+        self._set(_LAST, max(index, self.last))
         self.show(index, slot)
 
     def resume(self, index: int) -> None:
@@ -94,19 +98,15 @@ class WorkerChannel:
 
     def begin_step(self, slot: int = 0) -> None:
         """Record that the step begins with the input of a slot."""
-        self._write(slot, self._read(slot)[0], _IN_STEP)
+        _STAGE.pack_into(self._memory, self._places[slot] + _INTEGER.size, monotonic(), _IN_STEP)
 
     def end_step(self, slot: int = 0) -> None:
         """Record that the step has returned or raised."""
-        self._write(slot, self._read(slot)[0], _MOVING)
-
-    def pause(self, slot: int, *, has_begun: bool) -> None:
-        """Record that the input of a slot waits for its turn, or for its next attempt."""
-        self._write(slot, self._read(slot)[0], _PAUSED if has_begun else _WAITING)
+        _STAGE.pack_into(self._memory, self._places[slot] + _INTEGER.size, monotonic(), _PLACING)
 
     def leave(self, slot: int = 0) -> None:
         """Record that a slot is free."""
-        self._write(slot, _IDLE, _MOVING)
+        self._write(slot, _NONE, _READING)
 
     def finish(self, index: int, outcome: Outcome, slot: int = 0) -> None:
         """Write an input's outcome to the journal, and record that its slot is free."""
@@ -114,15 +114,36 @@ class WorkerChannel:
         self.leave(slot)
 
     def show(self, index: int, slot: int = 0) -> None:
-        """Record that the worker reads or stores the files of an input."""
-        self._write(slot, index, _MOVING)
+        """Record that the worker reads or uploads the files of an input."""
+        self._write(slot, index, _READING)
+
+    def beat(self) -> None:
+        """Record that the event loop of the worker is not blocked now."""
+        _TIME.pack_into(self._memory, _BEAT, monotonic())
+
+    def begin_setup(self) -> None:
+        """Record that the worker begins to open or to close the step."""
+        _TIME.pack_into(self._memory, _SETUP, monotonic())
+
+    def end_setup(self) -> None:
+        """Record that the step is open or closed."""
+        _TIME.pack_into(self._memory, _SETUP, 0.0)
+
+    def name_blocker(self, slot: int) -> None:
+        """Record which slot runs code now. The watcher has requested it."""
+        self._set(_BLOCKER, slot)
 
     def _write(self, slot: int, index: int, stage: int) -> None:
         _SLOT.pack_into(self._memory, self._places[slot], index, monotonic(), stage)
 
-    def _read(self, slot: int) -> tuple[int, float, int]:
-        index, started, stage = _SLOT.unpack_from(self._memory, self._places[slot])
-        return index, started, stage
+    def _read(self, slot: int) -> Slot:
+        return Slot._make(_SLOT.unpack_from(self._memory, self._places[slot]))
+
+    def _set(self, place: int, value: int) -> None:
+        _INTEGER.pack_into(self._memory, place, value)
+
+    def _get(self, place: int) -> int:
+        return int(_INTEGER.unpack_from(self._memory, place)[0])
 
     def send(self, index: int, outcome: Outcome) -> None:
         """Write an input's outcome to the journal. Any thread of the worker may call this."""
@@ -130,7 +151,14 @@ class WorkerChannel:
         fields: tuple[Any, ...] = outcome
         if outcome.outputs:
             fields = outcome._replace(outputs=tuple(map(tuple, outcome.outputs)))  # type: ignore[arg-type]
-        record = dumps((index, *fields), 2)
+        self._record((index, *fields))
+
+    def warn(self, text: str) -> None:
+        """Write a warning about the worker to the journal, which belongs to no input."""
+        self._record((_NONE, text))
+
+    def _record(self, fields: tuple[Any, ...]) -> None:
+        record = dumps(fields, 2)
         with self._sending:
             self._journal.write(record)
 
@@ -139,24 +167,39 @@ class WorkerChannel:
     def used_bytes(self, pid: int, limit: int) -> int:
         """Return the memory growth of the worker `pid` and its descendants since `enter`, in bytes.
 
-        The number is exact only above `limit`.
+        The number is exact only above `limit`. It is 0 before `enter`.
         """
-        return used_bytes(pid, int(_BASELINE.unpack_from(self._memory)[0]), limit)
+        before = self._get(_BASELINE)
+        return used_bytes(pid, before, limit) if before else 0
+
+    def retire(self) -> None:
+        """Request that the worker begins no further input, and ends after its current ones."""
+        self._set(_IS_RETIRING, 1)
+
+    def count_received(self) -> None:
+        """Record that a batch of the worker, with its tensors, has been received."""
+        self._set(_RECEIVED, self.received + 1)
 
     @property
     def last(self) -> int:
         """The largest index of an input that the worker has begun; -1 before the first input."""
-        return int(_LAST.unpack_from(self._memory, _LAST_AT)[0])
+        return self._get(_LAST)
 
     @property
-    def occupied(self) -> Occupied | None:
-        """The current input with the step that began first; None if the worker is idle."""
-        every = self._current()
-        return min(
-            every,
-            key=lambda one: (one.is_paused, not one.has_begun, not one.in_step, one.started),
-            default=None,
-        )
+    def blocker(self) -> int | None:
+        """The input that `name_blocker` has recorded; None if it is unknown."""
+        slot = self._get(_BLOCKER)
+        return None if slot == _NONE else self._read(slot).input
+
+    @property
+    def blocked_since(self) -> float:
+        """When the event loop of the worker last ran; 0 without an event loop."""
+        return float(_TIME.unpack_from(self._memory, _BEAT)[0])
+
+    @property
+    def setup_since(self) -> float:
+        """When the worker began to open or to close the step; 0 if it does neither."""
+        return float(_TIME.unpack_from(self._memory, _SETUP)[0])
 
     @property
     def slots(self) -> int:
@@ -164,21 +207,17 @@ class WorkerChannel:
         return len(self._places)
 
     @property
-    def in_progress(self) -> list[int]:
-        """The current inputs of the worker, without those that are paused."""
-        return [one.index for one in self._current() if not one.is_paused]
-
-    def _current(self) -> list[Occupied]:
+    def in_use(self) -> list[Slot]:
+        """The current inputs of the worker."""
         found = map(self._read, range(len(self._places)))
-        return [
-            Occupied(index, started, stage == _IN_STEP, stage >= _PAUSED, stage != _WAITING)
-            for index, started, stage in found
-            if index != _IDLE
-        ]
+        return [slot for slot in found if slot.input != _NONE]
 
-    def receive(self) -> list[tuple[int, Outcome]]:
-        """Return the outcomes that have arrived, each with its input's index. Does not wait."""
-        return [_unpack(record) for record in self._journal.read()]
+    def receive(self) -> tuple[list[tuple[int, Outcome]], list[str]]:
+        """Return what has arrived: outcomes with their input's index, and warnings."""
+        # The data comes from our own worker, through private memory.
+        records = [loads(record) for record in self._journal.read()]  # noqa: S302
+        outcomes = [_unpack(record) for record in records if record[0] != _NONE]
+        return outcomes, [record[1] for record in records if record[0] == _NONE]
 
     def bound_log(self) -> None:
         """Free the memory of a long log, except that of its tail.
@@ -202,6 +241,16 @@ class WorkerChannel:
 
     # Both sides
 
+    @property
+    def is_retiring(self) -> bool:
+        """True if the worker begins no further input."""
+        return self._get(_IS_RETIRING) == 1
+
+    @property
+    def received(self) -> int:
+        """The number of batches that have been received."""
+        return self._get(_RECEIVED)
+
     def log_tail(self) -> str:
         """Return the end of the step's output for this input."""
         size = os.fstat(self.log).st_size
@@ -209,9 +258,8 @@ class WorkerChannel:
         return data.decode("utf-8", "replace").replace("\0", "\ufffd")
 
 
-def _unpack(record: bytes) -> tuple[int, Outcome]:
-    # The data comes from our own worker, through private memory.
-    index, *fields = loads(record)  # noqa: S302
+def _unpack(record: tuple[Any, ...]) -> tuple[int, Outcome]:
+    index, *fields = record
     outcome = Outcome._make(fields)
     if outcome.outputs:
         outcome = outcome._replace(outputs=tuple(map(WrittenFile._make, outcome.outputs)))
