@@ -34,6 +34,7 @@ BROKEN = "broken.csv"
 PICKLED_STEP = "step.pickle"
 STOP, CLOSED, FLOW_RUN, FORCED = "stop", "closed", "flow-run", "forced"
 PLACE, SPLIT, ALONE, CREATING = "place", "split", "alone", "creating"
+ATTEMPTS = "attempts"
 USAGE = "usage"
 # The folder of the outputs, and the folder of the packs that hold outputs.
 FILES = "files"

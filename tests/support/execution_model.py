@@ -126,7 +126,9 @@ class Job:
             executions = _executions(log / name)
             starts += [one.begun for one in executions]
             text = f"{name} {acts}: {found[name].kind}, {found[name].reason!r}"
-            faults = [*self._faults_of(acts, executions, found[name]), *_early(acts, executions)]
+            faults = list(self._faults_of(acts, executions, found[name]))
+            deaths = self._lethal_begins(name, log) if self._is_shared(acts) else []
+            faults += _early(acts, executions, deaths)
             text = f"{text}, executed {len(executions)} times"
             differences += [f"{text}: {fault}" for fault in faults]
         if self.rate:
@@ -154,7 +156,7 @@ class Job:
         if kinds[-1] != outcome.kind:
             yield f"its last execution ended with {kinds[-1]}"
         # Which earlier executions can have ended with their worker, because of another input?
-        is_shared = self.step in ASYNC and self.options["concurrency"] > 1 and self._others(acts)
+        is_shared = self._is_shared(acts)
         certain = [kind for kind in kinds[:-1] if kind != "ok"]
         if not is_shared and len(certain) < count - 1:
             yield "it was executed again without a fault"
@@ -166,8 +168,19 @@ class Job:
         if outcome.kind in RETRIED and count < 1 + self.retries:
             yield "too few executions"
 
-    def _others(self, acts) -> bool:
-        """Return whether an input besides this one may end a worker, or another one is overdue."""
+    def _lethal_begins(self, name, log):
+        """Return when other inputs began executions that may have ended a worker."""
+        return [
+            one.begun
+            for other, acts in self.scripts.items()
+            for number, one in enumerate(_executions(log / other) if other != name else ())
+            if acts[min(number, len(acts) - 1)].split()[0] in LETHAL
+        ]
+
+    def _is_shared(self, acts) -> bool:
+        """Return whether an input besides this one may end its worker."""
+        if self.step not in ASYNC or self.options["concurrency"] == 1:
+            return False
         others = list(self.scripts.values())
         others.remove(acts)
         return any(act.split()[0] in LETHAL for other in [*others, acts] for act in other)
@@ -184,15 +197,21 @@ def _executions(log: Path) -> list[Execution]:
     return found
 
 
-def _early(acts, executions):
-    """Yield the executions that began before the pause of the one before was over."""
+def _early(acts, executions, deaths):
+    """Yield the executions that began before the pause of the one before was over.
+
+    A failure may be lost with its worker, just before the worker sends it. Then there is no pause.
+    `deaths` are the times at which executions began that may have ended the worker.
+    """
     for number, (one, after) in enumerate(itertools.pairwise(executions)):
         act = acts[min(number, len(acts) - 1)]
         what, _, value = act.partition(" ")
         pause = FIRST_PAUSE if what == "raise" else 0.0
         if what in ("pause", "group"):
             pause = float(value)
-        if one.ended is not None and after.begun < one.ended + pause:
+        if one.ended is None or any(one.ended - 1 < death < after.begun for death in deaths):
+            continue
+        if after.begun < one.ended + pause:
             yield f"execution {number + 2} began {after.begun - one.ended:.2f} s after {act}"
 
 

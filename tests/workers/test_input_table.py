@@ -100,7 +100,7 @@ def test_suspects_run_alone_at_the_end_and_both_attempts_count_for_the_cause():
     assert table.give(0.0, 2).indices == [2, 3]
     for index in (2, 3):
         table.ended(index, OK, 0.0)
-    assert table.pass_is_over
+    assert table.pass_is_over(0.0)
     table.give_back()
     work = table.give(0.0, 2)
     assert (work.indices, work.num_workers, work.alone) == ([0, 1], 1, True)
@@ -127,7 +127,7 @@ def test_an_unclear_attempt_is_repeated_alone_and_uses_no_retry():
     timeout = FAILED._replace(kind="timeout")
     assert table.ended(0, timeout._replace(unclear=True), 0.0) is None
     table.ended(1, OK, 0.0)
-    assert table.pass_is_over
+    assert table.pass_is_over(0.0)
     table.give_back()
     assert table.give(0.0, 1).alone
     assert table.ended(0, timeout, 0.0).attempts == 2
@@ -146,15 +146,26 @@ def test_divided_batches_come_first_and_the_largest_before_the_others():
     assert table.give(0.0, 1)[:2] == (list(range(8)), 4)
 
 
-def test_inputs_that_are_left_out_end_the_pass():
-    table = InputTable(4, 0)
+def test_the_last_inputs_that_no_worker_has_taken_can_be_left_out():
+    table = InputTable(6, 1)
     table.give(0.0, 1)
     table.ended(0, OK, 0.0)
-    assert not table.pass_is_over
-    table.leave_out(range(1, 4))
-    assert table.pass_is_over
+    assert table.leave_out({2, 4, 5}) == 4
+    assert not table.pass_is_over(0.0)
+    for index in (1, 2, 3):
+        table.ended(index, OK, 0.0)
+    assert table.pass_is_over(0.0)
     assert not len(table)
-    assert table.ended(2, OK, 0.0) is None
+    assert table.ended(4, OK, 0.0) is None
+
+
+def test_an_input_that_was_executed_is_not_left_out():
+    table = InputTable(4, 1)
+    assert table.leave_out(()) == 1, "nothing was given, but the first input stays"
+    table = InputTable(4, 1)
+    table.give(0.0, 1)
+    table.ended(2, FAILED, 0.0)
+    assert table.leave_out({3}) == 3
 
 
 class Passes(RuleBasedStateMachine):

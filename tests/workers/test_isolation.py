@@ -25,7 +25,7 @@ from batchmill.errors import WorkerError
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import Outcome
 from batchmill.workers import IsolatedExecutor, Limits, Stop, input_table
-from batchmill.workers.control import SharedFlag, StopIndex
+from batchmill.workers.control import SharedFlag, SharedTurns
 from batchmill.workers.guarded_inputs import SKIPPED, GuardedInputs
 from batchmill.workers.loader_driver import LoaderDriver
 from batchmill.workers.memory_usage import Headroom, resident_bytes
@@ -251,7 +251,8 @@ def test_an_input_that_ends_at_its_deadline_is_executed_once(tmp_path):
 
 def test_lost_outcomes_end_the_run(monkeypatch):
     monkeypatch.setattr("batchmill.workers.ring_buffer.RingBuffer.write", lambda *_: None)
-    with pytest.raises(WorkerError, match="all outcomes were lost"):
+    monkeypatch.setattr("batchmill.workers.watchdog._MAX_QUIET_CHECKS", 2)
+    with pytest.raises(WorkerError, match="the worker process died"):
         IsolatedExecutor(
             count=4,
             run=lambda index: Outcome("a", "a", "ok", 1, 0.0, 0.0, "here"),
@@ -622,10 +623,16 @@ def test_a_worker_checks_the_drain_flag_again_before_it_begins_an_input(monkeypa
     worker = "batchmill.workers.worker.this_worker"
     monkeypatch.setattr(f"{worker}.channel", channel, raising=False)
     monkeypatch.setattr(f"{worker}.exit_broken", lambda: None)
-    inputs = GuardedInputs(run=begun.append, drain=LateDrain(), stop_index=StopIndex(1))
+    inputs = GuardedInputs(
+        run=begun.append,
+        drain=LateDrain(),
+        turns=SharedTurns(1),
+        batch_size=1,
+    )
     assert inputs[0] == SKIPPED
     assert begun == []
     assert channel.in_use == []
+    inputs.turns.close()
     channel.close()
 
 

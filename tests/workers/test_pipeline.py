@@ -120,7 +120,7 @@ def test_the_next_inputs_are_fetched_while_the_step_runs(job):
 def test_inputs_of_the_next_batch_are_fetched_while_the_last_step_of_a_batch_runs(job):
     def step(index):
         if index == 3:
-            wait_for(lambda: len(job.notes("fetch")) == 8, "fetches of the next batch", PATIENCE)
+            wait_for(lambda: len(job.notes("fetch")) >= 8, "fetches of the next batch", PATIENCE)
 
     job.step = step
     assert set(job.execute(12, batch_size=4).values()) == {"ok"}
@@ -151,10 +151,9 @@ def test_one_data_loader_executes_all_batches(job, num_workers):
     assert Counter(job.notes("fetch")) == dict.fromkeys(range(200), 1)
 
 
-def test_no_worker_takes_a_batch_ahead_that_an_idle_worker_could_execute(job):
+def test_no_worker_takes_inputs_ahead_that_an_idle_worker_could_execute(job):
     job.step = lambda index: (
-        index < 4
-        and wait_for(lambda: set(job.notes("step")) >= {0, 4}, "steps of both workers", PATIENCE)
+        index == 0 and wait_for(lambda: len(job.notes("step")) >= 7, "other steps", PATIENCE)
     )
     assert job.execute(8, batch_size=4, num_workers=2) == dict.fromkeys(range(8), "ok")
 

@@ -71,7 +71,7 @@ def test_without_pidfds_only_children_get_signals(stranger, monkeypatch):
 def watch(pid):
     """Let the watchdog check a process whose input exceeds its limits. Return what it killed."""
     channel, child = WorkerChannel(), ChildProcess(pid)
-    channel.begin(0)
+    channel.show(0)
     channel.begin_step()
     limits = Limits(timeout_seconds=0.0, memory_bytes=1)
     watchdog = Watchdog(
@@ -82,7 +82,7 @@ def watch(pid):
         stop_request=Stop(),
         receive=print,
         warn=print,
-        feed=lambda: None,
+        feed=lambda: True,
         is_waiting=lambda: False,
     )
     checks = []

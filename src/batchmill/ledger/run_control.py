@@ -5,10 +5,12 @@ process is killed. Every method raises StoreError if the dataset cannot be read 
 """
 
 import json
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from batchmill.layout import (
     ALONE,
+    ATTEMPTS,
     CLOSED,
     CREATING,
     FLOW_RUN,
@@ -103,6 +105,17 @@ class RunControl:
         """Return what `record_split` recorded; None if the shard has not responded yet."""
         row = self._read(self._name(run, SPLIT, f"{shard}-from"))
         return None if row is None else int(row)
+
+    def record_attempts(self, run: int, shard: str, attempts: Mapping[int, object]) -> None:
+        """Record the earlier attempts at inputs of a shard, by the row of the run's plan."""
+        self._store.write(self._name(run, ATTEMPTS, shard), json.dumps(attempts).encode())
+
+    def read_attempts(self, run: int) -> dict[int, Any]:
+        """Return the attempts that all shards of a run have recorded, the latest for each row."""
+        folder = self._name(run, ATTEMPTS)
+        names = sorted(self._store.names(folder), key=lambda name: int(name.rpartition("-")[2]))
+        files = [self._store.read(f"{folder}/{name}") for name in names]
+        return {int(row): seen for file in files for row, seen in json.loads(file).items()}
 
     def record_lone_attempt(self, run: int, row: int, attempt: int) -> None:
         """Record that a row of a run's plan is about to be executed alone in a shard."""

@@ -79,14 +79,15 @@ class FlowRunner(Runner):
         metrics = self.observer.metrics
         more: dict[str, Any] = {"columns": COLUMNS, "on_records": metrics.record}
         watcher = RunWatcher(run.ledger, run.number, **(more if metrics.is_on else {}))
-        enough_failures = read_spec(run.ledger, run.number).enough_failures
-        has_to_stop = partial(self._has_to_stop, run, watcher, enough_failures)
+        spec = read_spec(run.ledger, run.number)
+        has_to_stop = partial(self._has_to_stop, run, watcher, spec.enough_failures)
         scheduler = ShardScheduler(
             runner=self._runner,
             workers=num_workers,
             on_tick=has_to_stop,
             cancelled=self.cancellation.is_cancelled,
             losses_allowed=_LOSSES_ALLOWED,
+            most=spec.running if spec.pace_seconds else None,
         )
         self.cancellation.clean_up = lambda: _kill_shards(run, scheduler)
         try:

@@ -87,6 +87,7 @@ class Layout:
         reasons: One line per choice, with its reason.
         concurrency: Inputs at a time in each worker.
         pace_seconds: The shortest time between the begin of two attempts in a shard. 0: no limit.
+        running: The number of shards that run at a time, and share the limit.
     """
 
     batch_size: int
@@ -96,6 +97,7 @@ class Layout:
     reasons: tuple[str, ...] = ()
     concurrency: int = 1
     pace_seconds: float = 0.0
+    running: int = 1
 
     @property
     def shards(self) -> int:
@@ -218,6 +220,7 @@ def plan_shards(
         concurrency=concurrency,
         # An even share of the limit for each shard that may run at a time.
         pace_seconds=running / rate if rate else 0.0,
+        running=running,
         reasons=tuple(reasons),
     )
 

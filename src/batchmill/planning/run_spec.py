@@ -69,6 +69,7 @@ class RunSpec:
         declared: The Arrow type of each column that has one, because the step declares it.
         concurrency: Inputs at a time in each worker.
         pace_seconds: The shortest time between the begin of two attempts in a shard. 0: no limit.
+        running: The most shards at a time that keep this limit.
     """
 
     run: int
@@ -98,6 +99,7 @@ class RunSpec:
     declared: Mapping[str, str] = field(default_factory=dict)
     concurrency: int = 1
     pace_seconds: float = 0.0
+    running: int = 1
 
     @property
     def inputs(self) -> int:
@@ -141,6 +143,7 @@ def write_run_plan(prepared: Prepared, run: int, layout: Layout, token: str = ""
         declared=prepared.step.declared.columns if prepared.step.declared else {},
         concurrency=layout.concurrency,
         pace_seconds=layout.pace_seconds,
+        running=layout.running,
     )
     settings = asdict(spec) | {"policy": spec.policy.model_dump()}
     order = pa.array(layout.order)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, TextIO, cast
 
 from batchmill.outcome import Outcome, OverdueError
-from batchmill.workers.control import SharedFlag, SharedTurns, StopIndex
+from batchmill.workers.control import SharedFlag, SharedTurns
 from batchmill.workers.process_state import BrokenWorkerError
 from batchmill.workers.processes import has_children, kill_descendants
 from batchmill.workers.worker import this_worker
@@ -66,7 +66,6 @@ class ConcurrentInputs:
     concurrency: Concurrency
     slots: int
     drain: SharedFlag
-    stop_index: StopIndex
     turns: SharedTurns
     # The seconds for which the event loop was blocked, and when it last ran.
     _blocked: float = 0.0
@@ -77,6 +76,8 @@ class ConcurrentInputs:
 
     def __getitems__(self, indices: Sequence[int]) -> list[int]:
         """Execute all inputs that this worker takes. `indices` is empty."""
+        if self.drain.is_set():
+            return []
         try:
             # `asyncio.run` would wait at its end for threads of the step that hang.
             asyncio.new_event_loop().run_until_complete(self._run())
@@ -130,9 +131,9 @@ class ConcurrentInputs:
     async def _next_turn(self) -> tuple[int, float] | None:
         """Wait for a turn. Return None if this worker must begin no further input."""
         while not (self.drain.is_set() or self._ends_early):
-            turn = self.turns.take()
-            if turn:
-                return turn
+            turns = self.turns.take()
+            if turns:
+                return turns[0]
             await asyncio.sleep(_POLL_SECONDS)
         return None
 
@@ -143,9 +144,9 @@ class ConcurrentInputs:
             pause = at - time.monotonic()
             if pause > 0:
                 await asyncio.sleep(pause)
-            channel.begin(index, slot)
-            # The process of the shard sets the flag or the index, and reads the slots afterwards.
-            if self.drain.is_set() or self.stop_index.excludes(index):
+            channel.show(index, slot)
+            # The process of the shard sets the flag, and reads the slots afterwards.
+            if self.drain.is_set():
                 channel.leave(slot)
                 return
             self._running += 1

@@ -73,15 +73,18 @@ class BatchProcessor:
     @property
     def is_waiting(self) -> bool:
         """True if a batch is unfinished."""
-        return bool(self._pinning or self._begun)
+        is_stored = self._storing is not None and self._storing.done()
+        return bool(self._pinning or self._begun or is_stored)
 
     def advance(self) -> None:
         """Begin the batch that is in page-locked memory. Without one, finish the begun batch."""
         pinning, self._pinning = self._pinning, None
         if pinning:
             self._begin(pinning.result())
-        else:
+        elif self._begun:
             self._end()
+        else:
+            self._wait_until_stored()
 
     def finish(self) -> None:
         """Finish all batches, and wait until their files are stored and outcomes delivered."""

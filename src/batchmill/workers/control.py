@@ -15,7 +15,7 @@ from multiprocessing.context import ForkContext
 
 from batchmill.workers.worker_channel import anonymous_file
 
-_INDEX, _COUNTS, _TURN = struct.Struct("q"), struct.Struct("qq"), struct.Struct("qd")
+_COUNTS, _TURN = struct.Struct("qq"), struct.Struct("qd")
 _POLL_SECONDS = 0.001
 # A turn is lost if the worker that has it ends. So turns are given away shortly before their time.
 _AHEAD_SECONDS, _PACE_MARGIN = 0.1, 0.01
@@ -54,76 +54,11 @@ class WorkerContext(ForkContext):
         return SharedFlag()
 
 
-class StopIndex:
-    """The first index that no worker may begin. All workers see it."""
-
-    def __init__(self, index: int) -> None:
-        self._index = mmap.mmap(-1, _INDEX.size)
-        self.set(index)
-
-    def set(self, index: int) -> None:
-        """Change the index. Workers still finish inputs that they have begun."""
-        _INDEX.pack_into(self._index, 0, index)
-
-    def excludes(self, index: int) -> bool:
-        """Return whether this input must not begin."""
-        return bool(_INDEX.unpack_from(self._index)[0] <= index)
-
-
-class SharedBatches:
-    """The batches of a DataLoader. Each worker takes the next one when it has room for it.
-
-    A worker locks a file while it takes a batch. The kernel removes the lock of a worker that is
-    killed.
-    """
-
-    def __init__(self, batches: Sequence[Sequence[int]], workers: int) -> None:
-        self._batches = batches
-        self._workers = workers
-        self._lock = anonymous_file("batchmill-batches")
-        self._taken = mmap.mmap(-1, _INDEX.size)
-        # One byte per worker: 1 while it has a batch that it has not begun.
-        self._ahead = mmap.mmap(-1, workers)
-
-    @property
-    def are_ahead(self) -> bool:
-        """True if a worker has a batch that it has not begun."""
-        return any(self._ahead[:])
-
-    @property
-    def left(self) -> int:
-        """The number of batches that no worker has taken."""
-        return len(self._batches) - int(_INDEX.unpack_from(self._taken)[0])
-
-    def take(self) -> Sequence[int]:
-        """Return the inputs of the next batch; nothing if all batches are taken."""
-        with _locked(self._lock):
-            number = len(self._batches) - self.left
-            if not self.left:
-                return ()
-            _INDEX.pack_into(self._taken, 0, number + 1)
-        return self._batches[number]
-
-    def take_ahead(self, worker: int) -> Sequence[int]:
-        """Return the inputs of a batch to execute later; nothing if idle workers may need it.
-
-        The worker has begun the batch that it took ahead before.
-        """
-        # The flag is set first, so that the shard's process never overlooks the batch.
-        self._ahead[worker] = 1
-        batch = self.take() if self.left >= self._workers else ()
-        self._ahead[worker] = bool(batch)
-        return batch
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._lock)
-
-
 class SharedTurns:
-    """The inputs that may begin, for the workers of an async step, each with its earliest time.
+    """The inputs that the workers of a DataLoader may begin, each with its earliest time.
 
-    Each worker takes the next one when it has room for it. A worker that is killed loses no other.
+    Each worker takes the next ones when it has room for them. It locks a file while it takes them.
+    The kernel removes the lock of a worker that is killed.
 
     Args:
         capacity: The most inputs that wait at a time.
@@ -135,28 +70,34 @@ class SharedTurns:
         # How many were put and taken so far, and a ring of turns.
         self._memory = mmap.mmap(-1, _COUNTS.size + capacity * _TURN.size)
 
-    def put(self, turns: Sequence[tuple[int, float]]) -> None:
-        """Let inputs begin, each at a time of the monotonic clock."""
+    def put(self, turns: Sequence[tuple[int, float]], *, first: bool) -> None:
+        """Let inputs begin, each at a time of the monotonic clock, before or after the others."""
         if not turns:
             return
         with _locked(self._lock):
             put, taken = _COUNTS.unpack_from(self._memory)
-            for number, turn in enumerate(turns, put):
+            begin = taken - len(turns) if first else put
+            for number, turn in enumerate(turns, begin):
                 _TURN.pack_into(self._memory, self._place(number), *turn)
-            _COUNTS.pack_into(self._memory, 0, put + len(turns), taken)
+            counts = (put, begin) if first else (put + len(turns), taken)
+            _COUNTS.pack_into(self._memory, 0, *counts)
 
-    def take(self) -> tuple[int, float] | None:
-        """Return the next input and its time; None if no input may begin yet."""
+    @property
+    def left(self) -> int:
+        """The number of inputs that no worker has taken."""
         put, taken = _COUNTS.unpack_from(self._memory)
-        if put == taken:
-            return None
+        return int(put - taken)
+
+    def take(self, most: int = 1) -> list[tuple[int, float]]:
+        """Return the next inputs and their times, as many as may begin."""
+        if most < 1 or not self.left:
+            return []
         with _locked(self._lock):
             put, taken = _COUNTS.unpack_from(self._memory)
-            if put == taken:
-                return None
-            index, at = _TURN.unpack_from(self._memory, self._place(taken))
-            _COUNTS.pack_into(self._memory, 0, put, taken + 1)
-        return index, at
+            end = min(put, taken + most)
+            _COUNTS.pack_into(self._memory, 0, put, end)
+            places = map(self._place, range(taken, end))
+            return [_TURN.unpack_from(self._memory, place) for place in places]
 
     def close(self) -> None:
         """Close the file, and release the memory."""

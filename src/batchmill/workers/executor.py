@@ -11,25 +11,21 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from batchmill.errors import WorkerError
-from batchmill.outcome import Outcome, UnstoredOutcome
-from batchmill.workers.async_inputs import Concurrency
+from batchmill.outcome import Outcome
 from batchmill.workers.batch_processor import BatchProcessor
-from batchmill.workers.control import Pace, Stop, StopIndex
+from batchmill.workers.feed import Feed
 from batchmill.workers.input_table import InputTable, LoaderPass
-from batchmill.workers.loaded_batches import BatchCallbacks, Sample, socket_folder
+from batchmill.workers.loaded_batches import socket_folder
 from batchmill.workers.loader_driver import LoaderDriver
-from batchmill.workers.pipeline import TransferPipeline
 from batchmill.workers.processes import adopt_orphans, children, kill_descendants, reap
-from batchmill.workers.watchdog import BatchMonitor, Limits
+from batchmill.workers.shard_work import ShardWork
+from batchmill.workers.watchdog import BatchMonitor
 from batchmill.workers.worker_channel import WorkerChannel
 from batchmill.workers.worker_exit import WorkerExit
 
@@ -40,51 +36,17 @@ logger = logging.getLogger(__name__)
 _MAX_IDLE_PASSES = 5
 
 
-@dataclass
-class IsolatedExecutor:
-    """Executes inputs, each identified by its index, in DataLoader workers.
+@dataclass(kw_only=True)
+class IsolatedExecutor(ShardWork):
+    """Executes the inputs of a shard in DataLoader workers."""
 
-    Attributes:
-        count: The number of inputs.
-        run: Executes one input in a worker, and never raises. With `processing`, it may return a
-            sample instead of an outcome.
-        lost: Returns the outcome of an input whose worker died.
-        deliver: Receives each final outcome once, several at a time, also from other threads.
-        limits: The limits of one input.
-        retries: How often an input is executed again after a failure.
-        warn: Called with a warning about a worker, also from other threads.
-        stop: The request to stop. After it, inputs without an outcome stay without one.
-        processing: The functions that process samples; None if `run` returns only outcomes.
-        weights: The weight of each input. Batches then have about the same weight, and heavy inputs
-            are in smaller batches.
-        pipeline: Moves remote files while steps run. Without it, `run` may not return an
-            `UnstoredOutcome`.
-        concurrency: Runs several inputs at a time in each worker, instead of `run`. None if the
-            step is not async.
-    """
-
-    count: int
-    run: Callable[[int], Outcome | UnstoredOutcome | Sample]
-    lost: Callable[[int, WorkerExit], Outcome]
-    deliver: Callable[[Sequence[Outcome]], None]
-    limits: Limits
-    retries: int
-    warn: Callable[[str], None] = logger.warning
-    stop: Stop = field(default_factory=Stop)
-    processing: BatchCallbacks | None = None
-    weights: NDArray[np.int64] | None = None
-    pipeline: TransferPipeline | None = None
-    concurrency: Concurrency | None = None
-    _channels: Sequence[WorkerChannel] = ()
-    _furthest: int = -1
     _last_exit: str = ""
     _sockets: Path | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
     _delivering: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.table = InputTable(self.count, self.retries)
-        self._stop_index = StopIndex(self.count)
+        self._feed = Feed(self.table, self.concurrency.pace_seconds if self.concurrency else 0.0)
         self._processor: BatchProcessor | None = None
         if self.processing:
             self._processor = BatchProcessor(
@@ -101,13 +63,7 @@ class IsolatedExecutor:
         Returns:
             The first index that is left out. All inputs before it will be executed.
         """
-        with self._lock:
-            # First stop all workers, so that no worker begins an input while `last` is read.
-            self._stop_index.set(0)
-            boundary = 1 + max([0, self._furthest, *(channel.last for channel in self._channels)])
-            self._stop_index.set(boundary)
-            self.table.leave_out(range(boundary, self.count))
-        return boundary
+        return self._feed.shorten()
 
     def execute(self, *, batch_size: int, num_workers: int) -> None:
         """Execute all inputs. Return when each has its final outcome, or `stop` was requested.
@@ -128,6 +84,7 @@ class IsolatedExecutor:
         gc.freeze()
         try:
             with ExitStack() as stack:
+                stack.callback(self._feed.turns.close)
                 if self._processor:
                     self._sockets = stack.enter_context(socket_folder())
                     stack.enter_context(self._processor.monitor.watching())
@@ -139,8 +96,6 @@ class IsolatedExecutor:
     def _run_passes(self, num_workers: int) -> None:
         """Run one DataLoader after another until no input is left or `stop` was requested."""
         table = self.table
-        seconds = self.concurrency.pace_seconds if self.concurrency else 0.0
-        self._pace = Pace(seconds, time.monotonic())
         idle_passes = 0
         while table and not self.stop.requested:
             now = time.monotonic()
@@ -167,36 +122,27 @@ class IsolatedExecutor:
         workers = max(1, min(work.num_workers, batches))
         before = frozenset(children(os.getpid()))
         channels = [WorkerChannel(slots) for _ in range(workers)]
-        self._channels = channels
+        self._feed.begin(work.indices)
+        driver = LoaderDriver(
+            work=self,
+            batch_size=work.batch_size,
+            channels=channels,
+            feed=self._feed,
+            receive=self._resolve,
+            worker_lost=self._resolve_lost,
+            processor=self._processor,
+            sockets=self._sockets,
+        )
         try:
-            self._driver(work, channels).drive()
+            try:
+                driver.drive()
+            finally:
+                if self._processor:
+                    self._processor.finish()
         finally:
-            with self._lock:
-                self._furthest = max(self._furthest, *(channel.last for channel in channels))
-                self._channels = ()
             self._end_processes(before)
             for channel in channels:
                 channel.close()
-
-    def _driver(self, work: LoaderPass, channels: Sequence[WorkerChannel]) -> LoaderDriver:
-        return LoaderDriver(
-            work=work,
-            channels=channels,
-            run=self.run,
-            pipeline=self.pipeline,
-            concurrency=self.concurrency,
-            receive=self._resolve,
-            warn=self.warn,
-            lost=self._resolve_lost,
-            table=self.table,
-            pace=self._pace,
-            limits=self.limits,
-            stop=self.stop,
-            stop_index=self._stop_index,
-            processor=self._processor,
-            weights=None if self.processing else self.weights,
-            sockets=self._sockets,
-        )
 
     def _end_processes(self, before: frozenset[int]) -> None:
         """Kill all child processes that are not in `before`, except the model's processes."""

@@ -15,6 +15,8 @@ from batchmill.outcome import LONGEST_RETRY_AFTER, RETRIED_KINDS, Outcome
 
 # The n-th retry of an input waits 2^(n-1) times the first pause, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+# A pass waits this long for retries.
+_SOON_SECONDS = 5.0
 # The states of an input. A worker may begin a given input at any moment.
 _WAITING, _GIVEN, _FINAL = range(3)
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -138,11 +140,13 @@ class InputTable:
         self._mark_given(due)
         return due
 
-    @property
-    def pass_is_over(self) -> bool:
-        """True if the current pass has no input left, and none will join it."""
-        with self._lock:
-            return not self._given and not any(map(self._may_join, self._delayed))
+    @_locked
+    def pass_is_over(self, now: float) -> bool:
+        """Return whether the current pass has no input left, and none will join it soon."""
+        soon = now + _SOON_SECONDS
+        return not self._given and not any(
+            due <= soon and self._may_join(index) for index, due in self._delayed.items()
+        )
 
     @_locked
     def give_back(self) -> None:
@@ -223,11 +227,24 @@ class InputTable:
         self.largest = batch_size
 
     @_locked
-    def leave_out(self, indices: Iterable[int]) -> None:
-        """Remove inputs. They get no outcome."""
-        for index in indices:
-            if self._states[index] != _FINAL:
-                self._finish(index)
+    def leave_out(self, free: Iterable[int]) -> int:
+        """Remove the last inputs, if nothing has happened to them. They get no outcome.
+
+        Args:
+            free: The given inputs that no worker has taken.
+
+        Returns:
+            The first index that is left out. It is not the first input.
+        """
+        known, boundary = set(free), len(self._states)
+        while boundary > 1:
+            index = boundary - 1
+            is_free = self._states[index] == _WAITING or index in known
+            if not is_free or index in self._histories or self._states[index] == _FINAL:
+                break
+            self._finish(index)
+            boundary = index
+        return boundary
 
     def _may_join(self, index: int) -> bool:
         seen = self._histories[index]

@@ -7,7 +7,7 @@ again.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from typing import Any
 
 from batchmill.outcome import UnstoredOutcome
 from batchmill.storage.faults import FULL
-from batchmill.workers.control import SharedBatches
+from batchmill.workers.control import SharedTurns
 from batchmill.workers.worker import this_worker
 
 # The most fetches, and the most uploads, at a time.
@@ -104,41 +104,25 @@ class TransferPipeline:
     _pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(MAX_TRANSFERS, "fetch")
     )
+    # Inputs that were taken and not executed, and those of them that are not fetched.
+    _ahead: deque[int] = field(default_factory=deque)
     _waiting: deque[int] = field(default_factory=deque)
     _futures: dict[int, Future[Any]] = field(default_factory=dict)
     _bytes: int = 0
-    _next: Sequence[int] = ()
 
-    def begin_batch(self, first: Sequence[int], batches: SharedBatches) -> list[int]:
-        """Take a batch, and begin to fetch its inputs ahead, and those of the batch after it.
-
-        Args:
-            first: Inputs to execute before those of the batch.
-            batches: The batches of all workers.
-
-        Returns:
-            The inputs to execute, in their order.
-        """
-        batch = self._next
-        if not batch:
-            batch = batches.take()
-            self._waiting.extend(batch)
-        self._next = batches.take_ahead(this_worker.number)
-        self._waiting.extend(self._next)
-        self._waiting.extendleft(reversed(first))
+    def next(self, most: int, ahead: int, turns: SharedTurns) -> list[int]:
+        """Return at most `most` inputs to execute next, and begin to fetch `ahead` further ones."""
+        wanted = most + min(ahead, MAX_TRANSFERS) - len(self._ahead)
+        taken = [index for index, _ in turns.take(wanted)]
+        self._ahead += taken
+        self._waiting += taken
         self._start()
-        return [*first, *batch]
+        return [self._ahead.popleft() for _ in range(min(most, len(self._ahead)))]
 
-    def end_batch(self, *, is_last: bool) -> None:
-        """Wait for all uploads if this was the last batch of this worker.
-
-        It was the last one if no batch was left for the worker, or if `is_last` is set.
-        """
-        if self._next and not is_last:
-            return
+    def end(self) -> None:
+        """Wait for all uploads, and remove the files that were fetched ahead."""
         self.uploads.wait()
         self._clear()
-        self._next = ()
 
     def fetched(self, index: int) -> Any:
         """Return the result of `fetch` for an input. Waits for it. Raises its errors."""

@@ -120,7 +120,7 @@ class Watchdog:
         stop_request: The request to stop the shard.
         receive: Called with the outcomes that have arrived.
         warn: Called with a warning about a worker.
-        feed: Called very often, to let workers of an async step begin inputs.
+        feed: Called very often, to let workers begin inputs. Returns False if none will follow.
         is_waiting: Returns True while this process waits for workers.
         killed: Why workers were killed, by their number.
     """
@@ -132,7 +132,7 @@ class Watchdog:
     stop_request: Stop
     receive: Callable[[Sequence[tuple[int, Outcome]]], None]
     warn: Callable[[str], None]
-    feed: Callable[[], None]
+    feed: Callable[[], bool]
     is_waiting: Callable[[], bool]
     killed: dict[int, WorkerExit] = field(default_factory=dict)
     error: BaseException | None = None
@@ -164,7 +164,8 @@ class Watchdog:
             pause = _GATHER_SECONDS
             while not self._ended.wait(pause):
                 arrived = self._collect()
-                self.feed()
+                if not self.feed():
+                    self.drain.set()
                 self._quiet_checks = 0 if arrived else self._quiet_checks
                 pause = _GATHER_SECONDS if arrived else min(2 * pause, _MAX_GATHER_SECONDS)
                 if time.monotonic() >= next_check:

@@ -33,7 +33,7 @@ _SLOT, _STAGE = struct.Struct("qdq"), struct.Struct("dq")
 _READING, _IN_STEP, _PLACING = range(3)
 _INTEGER, _TIME = struct.Struct("q"), struct.Struct("d")
 # The places of the numbers before the slots.
-_BASELINE, _LAST, _IS_RETIRING, _BLOCKER, _RECEIVED, _BEAT, _SETUP, _SLOTS = range(0, 64, 8)
+_BASELINE, _IS_RETIRING, _BLOCKER, _RECEIVED, _BEAT, _SETUP, _SLOTS = range(0, 56, 8)
 _NONE = -1
 
 
@@ -74,7 +74,6 @@ class WorkerChannel:
         self._places = range(_SLOTS, _SLOTS + slots * _SLOT.size, _SLOT.size)
         for slot in range(slots):
             self.leave(slot)
-        self._set(_LAST, _NONE)
         self._set(_BLOCKER, _NONE)
         self._journal = RingBuffer()
         self._sending = threading.Lock()
@@ -85,12 +84,6 @@ class WorkerChannel:
     def enter(self) -> None:
         """Record the memory that the worker uses before its first input."""
         self._set(_BASELINE, resident_bytes(os.getpid()))
-
-    def begin(self, index: int, slot: int = 0) -> None:
-        """Record that the worker begins an input."""
-        # The index of a retry is smaller than that of the input before.
-        self._set(_LAST, max(index, self.last))
-        self.show(index, slot)
 
     def resume(self, index: int) -> None:
         """Record that the step continues with an input that the worker began earlier."""
@@ -179,11 +172,6 @@ class WorkerChannel:
     def count_received(self) -> None:
         """Record that a batch of the worker, with its tensors, has been received."""
         self._set(_RECEIVED, self.received + 1)
-
-    @property
-    def last(self) -> int:
-        """The largest index of an input that the worker has begun; -1 before the first input."""
-        return self._get(_LAST)
 
     @property
     def blocker(self) -> int | None:

@@ -40,6 +40,7 @@ class ShardScheduler:
         cancelled: Returns true after the run is cancelled. Shards that do not end soon are then
             killed.
         losses_allowed: After this many lost processes, no lost shard is submitted again.
+        most: The most shards at a time, because they share a limit of the rate. None: no limit.
 
     Attributes:
         queue: The waiting and running shards, and how the task runs have ended.
@@ -50,6 +51,7 @@ class ShardScheduler:
     on_tick: Callable[[], bool]
     cancelled: Callable[[], bool]
     losses_allowed: int
+    most: int | None = None
     queue: ShardQueue = field(init=False)
     _stopped: bool = False
     _cancelled_since: float | None = None
@@ -131,14 +133,16 @@ class ShardScheduler:
             or self._loss_policy.end_without_nodes(slots, time.monotonic())
         )
         if not self._stopped and slots is not None:
-            self.queue.rebalance(slots, time.monotonic())
+            self.queue.rebalance(min(slots, self.most or slots), time.monotonic())
 
     def _may_submit(self) -> bool:
         if not self.queue.waiting:
             return False
         # The count must be current: a submission to a cluster that just lost its head blocks.
         slots = self.runner.slots()
-        return slots is not None and len(self.queue.running) < max(1, slots) * _IN_FLIGHT_PER_SLOT
+        if slots is None:
+            return False
+        return len(self.queue.running) < (self.most or max(1, slots) * _IN_FLIGHT_PER_SLOT)
 
     def _wait(self) -> None:
         """Wait briefly, and collect the shards that have ended."""

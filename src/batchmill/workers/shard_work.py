@@ -1,0 +1,49 @@
+"""The settings of a shard for the code that drives its workers."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from batchmill.outcome import Outcome, UnstoredOutcome
+from batchmill.workers.async_inputs import Concurrency
+from batchmill.workers.control import Stop
+from batchmill.workers.loaded_batches import BatchCallbacks, Sample
+from batchmill.workers.pipeline import TransferPipeline
+from batchmill.workers.watchdog import Limits
+from batchmill.workers.worker_exit import WorkerExit
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class ShardWork:
+    """How the inputs of a shard are executed. Each one is identified by its index.
+
+    Attributes:
+        count: The number of inputs.
+        run: Executes one input in a worker, and never raises. With `processing`, it may return a
+            sample instead of an outcome.
+        lost: Returns the outcome of an input whose worker died.
+        deliver: Receives each final outcome once, several at a time, also from other threads.
+        limits: The limits of one input.
+        retries: How often an input is executed again after a failure.
+        warn: Called with a warning about a worker, also from other threads.
+        stop: The request to stop. After it, inputs without an outcome stay without one.
+        processing: The functions that process samples; None if `run` returns only outcomes.
+        pipeline: Moves remote files while steps run. Without it, `run` may not return an
+            `UnstoredOutcome`.
+        concurrency: Runs several inputs at a time in each worker, instead of `run`. None if the
+            step is not async.
+    """
+
+    count: int
+    run: Callable[[int], Outcome | UnstoredOutcome | Sample]
+    lost: Callable[[int, WorkerExit], Outcome]
+    deliver: Callable[[Sequence[Outcome]], None]
+    limits: Limits
+    retries: int
+    warn: Callable[[str], None] = logger.warning
+    stop: Stop = field(default_factory=Stop)
+    processing: BatchCallbacks | None = None
+    pipeline: TransferPipeline | None = None
+    concurrency: Concurrency | None = None
