@@ -14,7 +14,6 @@ from batchmill.planning.batching import (
     own_cores,
     plan_shards,
 )
-from batchmill.workers.batches import make_batches
 
 sizes = st.lists(st.integers(-1, 10**9), min_size=1, max_size=300)
 
@@ -92,28 +91,6 @@ def lpt(weights, workers):
     return busy
 
 
-@pytest.mark.parametrize("workers", [2, 8])
-@pytest.mark.parametrize("seed", range(5))
-def test_batches_of_uneven_inputs_balance_the_workers(seed, workers):
-    exponents = np.random.default_rng(seed).uniform(3, 9, 3000)
-    weights = np.sort(input_weights((10**exponents).astype(np.int64)))[::-1]
-    batches = make_batches(weights, 256, workers)
-    assert [index for batch in batches for index in batch] == list(range(3000))
-    busy = lpt([weights[list(batch)].sum() for batch in batches], workers)
-    assert max(busy) <= 1.1 * np.mean(busy)
-
-
-def test_small_inputs_share_batches():
-    batches = make_batches(input_weights(np.array([10**9, *[1] * 1000])), 256, 2)
-    assert len(batches[0]) == 1
-    assert len(batches) < 30
-
-
-def test_whole_batches_have_the_given_size():
-    batches = make_batches(input_weights(np.array([10**9, 10**8, *[1] * 8])), 4, 2, even=False)
-    assert [len(batch) for batch in batches] == [4, 4, 2]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_uneven_inputs_balance_the_shards(seed):
     exponents = np.random.default_rng(seed).uniform(3, 9, 50_000)
@@ -168,19 +145,6 @@ def test_a_container_has_the_cores_of_its_control_group(tmp_path, monkeypatch, q
 def test_cores_without_a_control_group(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     assert own_cores(tmp_path) == 2
-
-
-@pytest.mark.parametrize("workers", [1, 2, 8])
-@pytest.mark.parametrize("count", [1, 40, 600, 100_000])
-def test_batches_that_move_files_begin_large_and_end_small(count, workers):
-    batches = make_batches(np.ones(count, np.int64), 256, workers, shrinking=True)
-    assert [index for batch in batches for index in batch] == list(range(count))
-    sizes = [len(batch) for batch in batches]
-    assert sizes == sorted(sizes, reverse=True)
-    assert sizes[0] <= max(1, count / workers / 4)
-    assert len(batches) >= min(count, 4 * workers)
-    busy = lpt(sizes, workers)
-    assert max(busy) - min(busy) <= max(1, count / workers / 32)
 
 
 def test_remote_inputs_have_larger_batches():

@@ -1,6 +1,7 @@
 """Async steps for tests. The text of an input says what happens to it."""
 
 import asyncio
+import io
 import os
 import signal
 import sys
@@ -144,6 +145,36 @@ async def _act(source, text, log):
     if text == "leave":  # A task and a thread that continue.
         left.append(asyncio.create_task(asyncio.sleep(1000)))
         threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    if text == "nice":  # The priority cannot be restored.
+        os.nice(1)
+    if text == "die later":
+        asyncio.get_running_loop().call_later(0.2, os._exit, 3)
+    if text == "cancel and return":
+        asyncio.current_task().cancel()
+        return {"text": text}
+    if text == "third exit":
+        if executions(source, log) == 3:
+            os._exit(3)
+        raise ValueError(source.name)
+    if text == "block until two":  # Blocks the event loop, but not if it is executed again.
+        wait_for(log, lambda names: len(names) == 2)
+        time.sleep(1000)
+    if text == "forever":
+        raise batchmill.RetryAfter(float("inf"))
+    if text == "refuse":
+        raise Refused("429")
+    if text == "group" and executions(source, log) == 1:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_refuse())
+    if text == "wrap":
+        await wrap_cancellation()
+    if text == "close":
+        sys.stdout.close()
+        sys.stdout = io.TextIOWrapper(sys.stderr.buffer, encoding="ascii")
+    if text == "open":
+        left.extend(open(os.devnull) for _ in range(60))  # noqa: SIM115
+    if text == "long":
+        await asyncio.sleep(1)
     if text == "move":
         os.chdir("/")
         os.environ["MOVED"] = "yes"
@@ -153,6 +184,35 @@ async def _act(source, text, log):
         raise batchmill.RetryAfter(0.1, "too many requests")
     print("and more by", source.name, file=sys.stderr)
     return {"text": text}
+
+
+def executions(source, log):
+    """Return how often an input was executed so far."""
+    return len(Path(log, source.name).read_text().splitlines())
+
+
+def wait_for(log, condition):
+    """Block until the names of the executed inputs meet a condition."""
+    while not condition(os.listdir(log)):
+        time.sleep(0.01)
+
+
+class Refused(batchmill.RetryAfter):
+    """Its `__init__` does not call that of the base class."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+
+async def _refuse():
+    raise batchmill.RetryAfter(0.1, "busy")
+
+
+async def wrap_cancellation():
+    try:
+        await asyncio.sleep(1000)
+    except asyncio.CancelledError as error:
+        raise RuntimeError("the request failed") from error
 
 
 async def swallow():
@@ -180,3 +240,75 @@ async def crowd(source, *, log=""):
     """Return the number of tasks in the event loop of the worker."""
     await asyncio.sleep(0.001)
     return {"tasks": len(asyncio.all_tasks())}
+
+
+_barrier = threading.Barrier(20)
+
+
+async def in_threads(source, *, log):
+    """Wait in a thread for 20 inputs, or forever."""
+    note(log, source)
+    if source.read_text() == "hang forever":
+        await asyncio.to_thread(threading.Event().wait)
+    wait = _barrier.wait if source.read_text() == "fine" else time.monotonic
+    await asyncio.to_thread(wait)
+    return {"text": source.read_text()}
+
+
+async def hoards(source, *, log):
+    """Keep 10 MB of each input, for a time that is shorter than the interval of the watchdog."""
+    left.append(b"x" * (10 * 2**20))
+    note(log, source)
+    await asyncio.sleep(0.02)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {"bytes": pages * os.sysconf("SC_PAGE_SIZE")}
+
+
+def hoards_without_waiting(source, *, log):
+    """The same in a plain step."""
+    left.append(b"x" * (10 * 2**20))
+    note(log, source)
+    time.sleep(0.02)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {"bytes": pages * os.sysconf("SC_PAGE_SIZE")}
+
+
+class OpensSlowly:
+    """A class whose first opening never ends."""
+
+    def __init__(self, *, log, always: bool = False):
+        self.mark, self.always = Path(log, "opened"), always
+        self.log = log
+
+    async def __aenter__(self):
+        if self.always or not self.mark.exists():
+            self.mark.touch()
+            await asyncio.Event().wait()
+        return self
+
+    async def __aexit__(self, *error):
+        pass
+
+    async def __call__(self, source):
+        note(self.log, source)
+        return {"text": source.read_text()}
+
+
+class Settings:
+    """A class that changes settings when it is opened, and fails when it is left."""
+
+    def __init__(self, *, log=""):
+        os.environ["SET_IN_INIT"] = "1"
+
+    async def __aenter__(self):
+        os.environ["SET_IN_ENTER"] = "2"
+        sys.setrecursionlimit(5000)
+        return self
+
+    async def __aexit__(self, *error):
+        raise OSError("the results were not sent")
+
+    async def __call__(self, source):
+        await asyncio.sleep(0.01)
+        names = ("SET_IN_INIT", "SET_IN_ENTER")
+        return {"found": [*map(os.environ.get, names), sys.getrecursionlimit()]}

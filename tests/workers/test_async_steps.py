@@ -11,12 +11,15 @@ from jobs import job_of, run_job
 
 import batchmill
 from batchmill import OptionError, StepError
+from batchmill.errors import WorkerError
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.batching import Cores, plan_shards
 from batchmill.planning.prepare import prepare
+from batchmill.runs import runner
 from batchmill.shards import execution
 from batchmill.step.load import load_step
+from batchmill.workers import executor
 from batchmill.workers.control import Pace
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -301,6 +304,146 @@ def test_turns_that_were_not_taken_cannot_be_taken_later():
 def test_without_a_rate_each_turn_is_now():
     pace = Pace(0, now=0)
     assert [pace.next_turn(5) for _ in range(3)] == [5, 5, 5]
+
+
+def test_a_worker_that_cannot_be_restored_first_ends_its_other_inputs(run, log):
+    texts = {"0-breaks": "nice", "long": "long", "other": "x"}
+    outcomes = run("faulty", texts, concurrency=2)
+    assert kinds(outcomes) == {}
+    assert executions(log) == Counter(dict.fromkeys(texts, 1))
+    workers = {path.read_text().split()[0] for path in log.iterdir()}
+    assert len(workers) == 2
+
+
+def test_a_worker_that_dies_while_all_inputs_wait_costs_no_input(run, log):
+    texts = {"0-deadly": "die later"} | fine(3)
+    outcomes = run("faulty", texts, concurrency=4, rate="1/s")
+    assert kinds(outcomes) == {}
+    assert executions(log) == Counter(dict.fromkeys(texts, 1))
+
+
+def test_a_step_that_cancels_itself_is_a_failure(run, log):
+    texts = {"0-cancels": "cancel and return", "long": "long"}
+    outcomes = run("faulty", texts)
+    assert kinds(outcomes) == {"0-cancels": "failed"}
+    assert outcomes["0-cancels"].error == "CancelledError"
+    assert executions(log) == Counter(dict.fromkeys(texts, 1))
+
+
+def test_failures_and_crashes_share_the_retries(run, log):
+    outcomes = run("faulty", {"bad": "third exit"}, FailurePolicy(retries=2, timeout=60))
+    assert (outcomes["bad"].kind, outcomes["bad"].attempts) == ("crashed", 3)
+    assert executions(log) == {"bad": 3}
+
+
+def test_the_input_that_blocks_the_event_loop_is_found(run, log):
+    """The other one is not charged for the time that it could not run."""
+    texts = {"blocks": "block until two", "other": "x"}
+    outcomes = run("faulty", texts, FailurePolicy(retries=0, timeout=1), concurrency=2)
+    assert kinds(outcomes) == {"blocks": "timeout"}
+    assert "_act" in outcomes["blocks"].log
+    assert executions(log) == {"blocks": 1, "other": 2}
+    assert outcomes["other"].attempts == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("forever", "RetryAfter: the service needs a pause of inf s. The longest pause is 3,600 s"),
+        ("refuse", "Refused: 429"),
+    ],
+)
+def test_a_refusal_with_any_content_is_an_outcome(run, text, reason):
+    outcomes = run("faulty", {"bad": text, "other": "long"})
+    assert kinds(outcomes) == {"bad": "failed"}
+    assert outcomes["bad"].reason.startswith(reason)
+
+
+def test_a_refusal_in_a_group_pauses_the_input(run, log):
+    outcomes = run("faulty", {"busy": "group"}, FailurePolicy(retries=1, timeout=60))
+    assert kinds(outcomes) == {}
+    assert outcomes["busy"].attempts == 2
+
+
+def test_an_error_after_the_cancellation_is_a_timeout(run, log):
+    outcomes = run("faulty", {"slow": "wrap"}, FailurePolicy(retries=1, timeout=0.5))
+    assert kinds(outcomes) == {"slow": "timeout"}
+    assert executions(log) == {"slow": 1}
+    assert "the request failed" in outcomes["slow"].traceback
+
+
+def test_each_input_has_a_thread(run):
+    """Each waits in a thread until 20 have one. asyncio has six threads with two cores."""
+    assert kinds(run("in_threads", fine(20), concurrency=20)) == {}
+
+
+def test_a_worker_whose_threads_hang_is_replaced(run, log):
+    bad = {f"bad-{number}": "hang forever" for number in range(4)}
+    texts = bad | {f"fine-{number}": "quick" for number in range(8)}
+    policy = FailurePolicy(retries=0, timeout=1)
+    outcomes = run("in_threads", texts, policy, concurrency=4)
+    assert kinds(outcomes) == dict.fromkeys(bad, "timeout")
+    workers = {path.read_text().split()[0] for path in log.iterdir()}
+    assert len(workers) == 2
+
+
+def test_a_class_whose_opening_hangs_is_opened_again_in_a_new_worker(run, log):
+    policy = FailurePolicy(retries=0, timeout=1)
+    outcomes = run("OpensSlowly", fine(4), policy, concurrency=2)
+    assert kinds(outcomes) == {}
+    assert {outcome.attempts for outcome in outcomes.values()} == {1}
+
+
+def test_a_class_that_never_opens_ends_the_run_with_its_reason(run, monkeypatch):
+    monkeypatch.setattr(executor, "_MAX_IDLE_PASSES", 1)
+    policy = FailurePolicy(retries=0, timeout=0.5)
+    with pytest.raises(WorkerError, match=r"was not opened or closed .*__aenter__.* after 0\.5 s"):
+        run("OpensSlowly", fine(2), policy, always=True)
+
+
+def test_settings_of_the_opening_stay_and_an_error_of_the_end_is_shown(tmp_path, monkeypatch):
+    lines = []
+    run_shard = runner.run_shard
+    monkeypatch.setattr(
+        runner, "run_shard", lambda shard, seen: run_shard(shard, seen, on_lines=lines.append)
+    )
+    (tmp_path / "in").mkdir()
+    for name in "abcd":
+        (tmp_path / "in" / name).write_text("x")
+    run_job(
+        tmp_path / "in", f"{STEPS}:Settings", tmp_path / "out",
+        num_workers=1, cores=1, concurrency=2, policy=POLICY,
+    )  # fmt: skip
+    assert table(tmp_path)["found"].tolist() == ['["1", "2", 5000]'] * 4
+    text = "\n".join(line for one in lines for line in one.lines)
+    assert "WARNING: OSError: the results were not sent" in text
+
+
+def test_a_standard_stream_that_an_input_closes_serves_the_others(run):
+    texts = {"0-closes": "close", "bad": "raise"} | fine(4)
+    outcomes = run("faulty", texts, concurrency=1)
+    assert kinds(outcomes) == {"bad": "failed"}
+    assert outcomes["bad"].log == "printed by bad\n"
+
+
+def test_a_worker_with_too_many_open_files_is_replaced(run, log):
+    texts = {f"{number:02d}": "open" for number in range(30)}
+    assert kinds(run("faulty", texts, concurrency=2)) == {}
+    workers = Counter(path.read_text().split()[0] for path in log.iterdir())
+    assert max(workers.values()) <= 10
+    assert executions(log) == Counter(dict.fromkeys(texts, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["hoards", "hoards_without_waiting"])
+def test_memory_that_short_inputs_leave_is_limited(run, log, tmp_path, step):
+    """No input lasts as long as the interval of the watchdog. None of them is at fault."""
+    texts = {f"{number:03d}": "x" for number in range(80)}
+    policy = FailurePolicy(retries=0, timeout=60, memory_limit="200MB")
+    concurrency = 4 if step == "hoards" else None
+    assert kinds(run(step, texts, policy, concurrency=concurrency)) == {}
+    workers = Counter(path.read_text().split()[0] for path in log.iterdir())
+    assert len(workers) >= 2
 
 
 def test_tasks_grow_with_the_concurrency_and_not_with_the_inputs(run, tmp_path):

@@ -249,6 +249,25 @@ def test_an_input_that_ends_at_its_deadline_is_executed_once(tmp_path):
     assert {outcome.input for outcome in seen if outcome.kind == "ok"} <= set(executed)
 
 
+def test_a_worker_takes_no_inputs_that_others_can_execute_sooner(tmp_path):
+    """The first input waits until all others are done. A whole batch behind it would wait, too."""
+    done = tmp_path / "done"
+    done.mkdir()
+
+    def run(index):
+        if index == 0:
+            wait_for(lambda: len(os.listdir(done)) == 29, "the other inputs", 60)
+        (done / str(index)).touch()
+        return Outcome(str(index), str(index), "ok", 1, 0.0, 0.0, "here")
+
+    seen = []
+    IsolatedExecutor(
+        count=30, run=run, lost=print, deliver=seen.extend, limits=Limits(), retries=0
+    ).execute(batch_size=8, num_workers=2)
+    assert [outcome.input for outcome in seen][-1] == "0"
+    assert len(seen) == 30
+
+
 def test_lost_outcomes_end_the_run(monkeypatch):
     monkeypatch.setattr("batchmill.workers.ring_buffer.RingBuffer.write", lambda *_: None)
     monkeypatch.setattr("batchmill.workers.watchdog._MAX_QUIET_CHECKS", 2)

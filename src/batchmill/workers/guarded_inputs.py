@@ -39,8 +39,8 @@ class GuardedInputs:
     workers: int = 1
     has_batches: bool = False
     pipeline: TransferPipeline | None = None
-    # The time that the last inputs took, in seconds for each.
-    _seconds: float = _PART_SECONDS
+    # The time that the last inputs took, in seconds for each. The first one may take long.
+    _seconds: float = 1.0
 
     def __getitems__(self, _: Sequence[int]) -> list[int | Sample]:
         """Execute the next inputs. Return their items; none if no input is left."""

@@ -18,13 +18,16 @@ def shards_of(count):
     ]
 
 
-def scheduler_of(runner, *, on_tick=lambda: False, cancelled=lambda: False, losses_allowed=50):
+def scheduler_of(
+    runner, *, on_tick=lambda: False, cancelled=lambda: False, losses_allowed=50, most=None
+):
     return ShardScheduler(
         runner=runner,
         workers=1,
         on_tick=on_tick,
         cancelled=cancelled,
         losses_allowed=losses_allowed,
+        most=most,
     )
 
 
@@ -53,6 +56,33 @@ def test_shards_are_submitted_in_order_and_at_most_two_for_each_slot(make_runner
     assert [shard.number for shard in runner.submitted] == list(range(10))
     assert types_of(scheduler) == ["COMPLETED"] * 10
     assert (scheduler.losses, scheduler.queue.ended_early) == (0, [])
+
+
+def test_shards_that_share_a_rate_are_limited_also_on_new_nodes_and_after_splits(
+    make_runner, monkeypatch
+):
+    """The plan has divided the rate among two shards at a time. Meanwhile, the cluster grows."""
+    monkeypatch.setattr(scheduling, "_TICK_SECONDS", 0.0)
+    running, slots = [], []
+
+    def execute(shard):
+        running.append(shard)
+        assert len(running) <= 2
+
+    runner = make_runner(execute, count=8)
+
+    def end_all(futures, seconds):
+        for future in futures:
+            future.state = Completed()
+        running.clear()
+        return futures
+
+    runner.wait = end_all
+    scheduler = scheduler_of(runner, most=2)
+    monkeypatch.setattr(scheduler.queue, "rebalance", lambda found, now: slots.append(found))
+    scheduler.run(shards_of(10))
+    assert len(runner.submitted) == 10
+    assert set(slots) == {2}
 
 
 def test_an_input_that_kills_its_process_is_found_and_the_others_finish(
