@@ -155,10 +155,11 @@ release-check: setup ## Build wheel and sdist in dist/, check both, run the demo
 		--step batchmill.steps.audio:split --param seconds=2 --output demo
 	@echo; echo "The release check passed. Upload these files:"; ls dist/*
 
-soak: setup ## Kill a run's processes 300 times, and play 3,000 sequences of commands and 600 arrivals; hours
+soak: setup ## Kill a run's processes 300 times, and play 3,000 sequences of commands, 1,000 jobs and 600 arrivals; hours
 	BATCHMILL_KILLS=300 $(BIN)/python -m pytest tests/end_to_end/test_kill_loop.py \
 		-k do_not_change -rP --long
 	BATCHMILL_SEQUENCES=300 $(BIN)/python -m pytest tests/runs/test_all_commands.py -n $(WORKERS)
+	BATCHMILL_JOBS=25 $(BIN)/python -m pytest tests/workers/test_execution_model.py -n $(WORKERS) --timeout 3600
 	for part in 1 2 3 4 5 6; do \
 		BATCHMILL_ARRIVALS=100 $(BIN)/python -m pytest tests/end_to_end/test_random_arrivals.py --long || exit 1; \
 	done

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from live import wait_for
 
 from batchmill import LedgerError, StepError
 from batchmill.execution import read_input
+from batchmill.ledger import committer
 from batchmill.ledger.lease import check_free, holder, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
@@ -27,12 +29,14 @@ from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.planning.run_spec import read_inputs, write_run_plan
 from batchmill.publishing.summary import failure_message
+from batchmill.runs.execute import execute
 from batchmill.runs.progress import RunWatcher
 from batchmill.runs.run import open_run
+from batchmill.runs.runner import InThisProcess, ShardsEnd
 from batchmill.shards.run_shard import run_shard
 from batchmill.shards.shard import ask_to_split, split, unfinished
 from batchmill.storage import LocalStore
-from batchmill.workers import watchdog
+from batchmill.workers import IsolatedExecutor, watchdog
 
 HERE = Path(__file__).parents[1] / "support"
 
@@ -440,3 +444,56 @@ def test_a_transfer_has_a_time_limit_of_its_own(words, tmp_path, monkeypatch):
     summary = run_job(words / "a*.txt", step, tmp_path / "out", policy=policy)
     assert summary.outcomes == {"timeout": 1}
     assert "its files were not read or stored after 0.3 s" in summary.failures[0][1]
+
+
+def test_attempts_and_pauses_outlive_the_process_of_a_shard(tmp_path, monkeypatch):
+    """The next process of the shard reads the failures and the pauses of its inputs."""
+    (tmp_path / "in").mkdir()
+    for name, text in {"a": "busy", "b": "fine", "c": "other"}.items():
+        (tmp_path / "in" / name).write_text(text)
+    (tmp_path / "refuses.py").write_text(
+        "import batchmill\n"
+        "def step(source):\n"
+        "    if source.name == 'a':\n"
+        "        raise batchmill.RetryAfter(1000)\n"
+        "    return {}\n"
+    )
+    monkeypatch.setattr(committer, "COMMIT_SECONDS", 0.05)
+    monkeypatch.chdir(tmp_path)
+    attempts = []
+
+    class Dies(InThisProcess):
+        def run(self, run, shards, num_workers):
+            (shard,) = shards
+            control = run.ledger.control
+            monkeypatch.setattr(IsolatedExecutor, "execute", execute_until(control, shard.run))
+            with pytest.raises(KeyboardInterrupt):
+                run_shard(shard)
+            monkeypatch.setattr(IsolatedExecutor, "execute", note)
+            run_shard(replace(shard, attempt=2, losses=1))
+            return ShardsEnd(reasons=["its process died"])
+
+    execute_all = IsolatedExecutor.execute
+
+    def execute_until(control, run):
+        def execute(isolated, **options):
+            def wait(seconds):
+                assert seconds > 900
+                wait_for(lambda: control.read_attempts(run), "the record of the attempts")
+                raise KeyboardInterrupt
+
+            monkeypatch.setattr(isolated.stop, "wait", wait)
+            execute_all(isolated, **options)
+
+        return execute
+
+    def note(isolated, **options):
+        now = time.monotonic()
+        attempts.extend((len(isolated.table), isolated.table.give(now, 1).indices))
+        (history,) = isolated.table.unfinished().values()
+        attempts.extend((history.faults, 900 < history.due - now <= 1000))
+
+    job = job_of(tmp_path / "in", "refuses:step", tmp_path / "out", retries=5)
+    execute(prepare(job), Dies(cores=1))
+    # Only the failed input is left. It is not executed now.
+    assert attempts == [1, [], 1, True]

@@ -69,7 +69,6 @@ def play(seed, tmp_path, monkeypatch):
     return [f"seed {seed}, {job.step}, {job.all_options}: {one}" for one in found]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_jobs_give_what_is_promised(part, tmp_path, monkeypatch, request):
     first = request.config.getoption("randomly_seed") * 1000 + part * 10**6

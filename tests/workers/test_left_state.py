@@ -6,6 +6,8 @@ import textwrap
 import pytest
 from jobs import run_job
 
+from batchmill.workers.process_state import ProcessState
+
 # A change, and the expression that the other inputs must see unchanged.
 CHANGES = {
     "SIGCHLD": (
@@ -80,3 +82,19 @@ def test_the_next_input_sees_the_usual_value(tmp_path, monkeypatch, name):
     assert len({outcome.rows for outcome in seen}) == 1
     assert sorted(outcome.input[0] for outcome in seen) == list("abcdef")
     assert {outcome.attempts for outcome in seen} == {1}
+
+
+def test_the_umask_never_has_another_value_while_it_is_checked(monkeypatch):
+    """A thread that a step has left could write a file at that moment."""
+    set_umask, masks = os.umask, []
+    state = ProcessState()
+    mask = set_umask(0o022)
+    set_umask(mask)
+    monkeypatch.setattr(os, "umask", lambda value: (masks.append(value), set_umask(value))[1])
+    watched = ProcessState()
+    masks.clear()
+    assert watched.restore()
+    set_umask(0o000)
+    assert watched.restore()
+    assert set(masks) == {mask}
+    assert state.restore()
