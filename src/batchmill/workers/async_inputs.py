@@ -9,13 +9,12 @@ import logging
 import os
 import sys
 import time
-from asyncio import CancelledError, Task
+from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TextIO, cast
 
 from batchmill.outcome import Outcome, OverdueError
@@ -94,22 +93,16 @@ class ConcurrentInputs:
         asyncio.get_running_loop().set_default_executor(self.threads)
         self._last_beat = time.monotonic()
         beating = asyncio.create_task(self._beat())
-        free: asyncio.LifoQueue[int] = asyncio.LifoQueue()
+        self._free: asyncio.LifoQueue[int] = asyncio.LifoQueue()
         for slot in range(self.slots):
-            free.put_nowait(slot)
-        tasks: set[Task[None]] = set()  # The event loop itself keeps no task alive.
-        async with self.concurrency.open() as run:
+            self._free.put_nowait(slot)
+        async with self.concurrency.open() as run, asyncio.TaskGroup() as group:
             while True:
-                slot = await free.get()
+                slot = await self._free.get()
                 turn = await self._next_turn()
                 if turn is None:
                     break
-                task = asyncio.create_task(self._execute(*turn, slot, run))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-                task.add_done_callback(partial(_put, free, slot))
-            while tasks:
-                await asyncio.wait(tasks)
+                group.create_task(self._execute(*turn, slot, run))
         beating.cancel()
 
     async def _beat(self) -> None:
@@ -160,6 +153,8 @@ class ConcurrentInputs:
             self._restore()
         except BaseException:  # noqa: BLE001
             this_worker.exit_broken()
+        finally:
+            self._free.put_nowait(slot)
 
     def _restore(self) -> None:
         """Restore what a step may have changed. The other inputs in progress still run."""
@@ -172,10 +167,6 @@ class ConcurrentInputs:
             self._is_worn = True
         if not self._running and has_children():
             kill_descendants(this_worker.own_children)
-
-
-def _put(free: asyncio.LifoQueue[int], slot: int, _: object) -> None:
-    free.put_nowait(slot)
 
 
 class _Attempt:
