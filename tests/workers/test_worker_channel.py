@@ -40,3 +40,14 @@ def test_text_that_is_printed_while_the_log_is_shortened_is_kept():
         ended.set()
         thread.join()
         channel.close()
+
+
+def test_the_input_that_blocks_a_worker_is_unknown_when_it_has_ended():
+    channel = WorkerChannel(slots=2)
+    assert channel.blocker is None
+    channel.show(7, slot=1)
+    channel.name_blocker(1)
+    assert channel.blocker == 7
+    channel.leave(1)
+    assert channel.blocker is None
+    channel.close()

@@ -175,9 +175,10 @@ class WorkerChannel:
 
     @property
     def blocker(self) -> int | None:
-        """The input that `name_blocker` has recorded; None if it is unknown."""
+        """The input that `name_blocker` has recorded; None if it is unknown, or has just ended."""
         slot = self._get(_BLOCKER)
-        return None if slot == _NONE else self._read(slot).input
+        index = _NONE if slot == _NONE else self._read(slot).input
+        return None if index == _NONE else index
 
     @property
     def blocked_since(self) -> float:
