@@ -6,6 +6,7 @@ from multiprocessing.reduction import ForkingPickler
 import pytest
 
 from batchmill.outcome import Outcome, UnstoredOutcome
+from batchmill.workers.batch_monitor import BatchMonitor
 from batchmill.workers.batch_processor import BatchProcessor
 from batchmill.workers.control import SharedFlag, Stop
 from batchmill.workers.input_table import InputTable
@@ -16,7 +17,6 @@ from batchmill.workers.loaded_batches import (
     BegunBatch,
     BrokenDeviceError,
 )
-from batchmill.workers.watchdog import BatchMonitor
 
 OK = Outcome("a", "a", "ok", 1, 0.0, 0.0, "here")
 UNSTORED = UnstoredOutcome(1, [], lambda error: OK)

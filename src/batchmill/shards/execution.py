@@ -6,11 +6,10 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from batchmill.planning.job import Confinement
 from batchmill.planning.run_spec import as_planned
 from batchmill.shards.inputs import ShardInputs
 from batchmill.shards.outcome_recorder import OutcomeRecorder, PackUpload
+from batchmill.shards.recorded_attempts import RecordedAttempts
 from batchmill.shards.step_log import StepLines, StepLog
 from batchmill.shards.torch_dataset import create_torch_dataset
 from batchmill.storage import ObjectStore, is_url, obstore_s3, remote
@@ -37,7 +37,6 @@ from batchmill.storage.ranges import HEAD_BYTES
 from batchmill.workers import BatchCallbacks, IsolatedExecutor, Limits, Sample, Stop, WorkerExit
 from batchmill.workers.async_inputs import Concurrency, Limit, RunAttempt
 from batchmill.workers.confined import ConfinedProcess
-from batchmill.workers.input_table import History
 from batchmill.workers.landlock import check_support
 from batchmill.workers.pipeline import TransferPipeline
 from batchmill.workers.processes import end_children
@@ -77,7 +76,6 @@ class ShardExecution:
             check_support(inputs.spec.confinement.writable)
         self._look_up, self._torch_dataset = self._make_look_up()
         self._stop = Stop()
-        self._attempts: dict[int, tuple[Any, ...]] = {}
         self._is_split = False
         packs, store = staging.packs, ledger.store
         upload = PackUpload(store, packs) if packs and is_url(store.url) else None
@@ -87,6 +85,7 @@ class ShardExecution:
         self._callbacks = self._batch_callbacks()
         self._pipeline = self._make_pipeline()
         self._executor = self._make_executor()
+        self._attempts = RecordedAttempts(ledger.control, inputs, self._executor.table)
 
     def run(self, prefix: str) -> Mapping[str, int]:
         """Execute all inputs, and commit their outcomes in parts whose names begin with `prefix`.
@@ -96,7 +95,7 @@ class ShardExecution:
         """
         shard, spec = self._inputs.shard, self._inputs.spec
         if shard.attempt > 1:
-            self._resume_attempts()
+            self._attempts.resume()
         if shard.left == 1:
             self._ledger.control.record_lone_attempt(shard.run, shard.start, shard.attempt)
         with self._recorder.committing(prefix, self._apply_requests):
@@ -110,38 +109,13 @@ class ShardExecution:
         """Apply requests from the ledger. The committer's thread calls this."""
         control = self._ledger.control
         run, key = self._inputs.spec.run, self._inputs.shard.key
-        self._record_attempts()
+        self._attempts.record()
         if control.stop_requested(run):
             self._stop.request()
         if not self._is_split and control.split_requested(run, key):
             self._is_split = True
             boundary = self._executor.shorten()
             control.record_split(run, key, self._inputs.plan_row(boundary))
-
-    def _record_attempts(self) -> None:
-        """Record the attempts at the unfinished inputs. They outlive the process of the shard."""
-        rows, shift = self._inputs.plan_rows, time.time() - time.monotonic()
-        attempts = {
-            rows[index]: astuple(replace(seen, due=seen.due and seen.due + shift))
-            for index, seen in self._executor.table.unfinished().items()
-        }
-        if attempts != self._attempts:
-            self._attempts = attempts
-            run, key = self._inputs.spec.run, self._inputs.shard.key
-            self._ledger.control.record_attempts(run, key, attempts)
-
-    def _resume_attempts(self) -> None:
-        """Take over the attempts that an earlier process of the shard has recorded."""
-        known = self._ledger.control.read_attempts(self._inputs.spec.run)
-        shift = time.time() - time.monotonic()
-        histories = {
-            index: History(*known[row])
-            for index, row in enumerate(self._inputs.plan_rows)
-            if row in known
-        }
-        for seen in histories.values():
-            seen.due = seen.due and max(seen.due - shift, time.monotonic())
-        self._executor.table.resume(histories)
 
     def _make_look_up(self) -> tuple[Callable[[int], Any], Any]:
         """Return the function that looks up an item by its index, and the torch Dataset or None."""
@@ -319,7 +293,7 @@ class ShardExecution:
 
     def _flush(self) -> None:
         self._recorder.flush()
-        self._record_attempts()
+        self._attempts.record()
 
     def _end_process(self, reason: str) -> None:
         """Commit all outcomes and kill this process. The driver retries the other inputs.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from batchmill.outcome import Outcome, UnstoredOutcome
+from batchmill.workers.batch_monitor import BatchMonitor
 from batchmill.workers.control import SharedFlag, Stop
 from batchmill.workers.input_table import InputTable
 from batchmill.workers.loaded_batches import (
@@ -19,7 +20,6 @@ from batchmill.workers.loaded_batches import (
     free_device_memory,
 )
 from batchmill.workers.processes import children
-from batchmill.workers.watchdog import BatchMonitor
 
 _Result = TypeVar("_Result")
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from batchmill.errors import WorkerError
 from batchmill.outcome import Outcome
+from batchmill.workers.batch_monitor import BatchMonitor
 from batchmill.workers.batch_processor import BatchProcessor
 from batchmill.workers.feed import Feed
 from batchmill.workers.input_table import InputTable, LoaderPass
@@ -25,7 +26,6 @@ from batchmill.workers.loaded_batches import socket_folder
 from batchmill.workers.loader_driver import LoaderDriver
 from batchmill.workers.processes import adopt_orphans, children, kill_descendants, reap
 from batchmill.workers.shard_work import ShardWork
-from batchmill.workers.watchdog import BatchMonitor
 from batchmill.workers.worker_channel import WorkerChannel
 from batchmill.workers.worker_exit import WorkerExit
 

@@ -3,8 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
@@ -12,7 +11,7 @@ from typing import Literal, NamedTuple
 from batchmill.outcome import Outcome
 from batchmill.workers.control import SharedFlag, Stop
 from batchmill.workers.memory_usage import headroom
-from batchmill.workers.processes import ChildProcess, end_after
+from batchmill.workers.processes import ChildProcess
 from batchmill.workers.worker import DUMP_SIGNAL
 from batchmill.workers.worker_channel import Slot, WorkerChannel
 from batchmill.workers.worker_exit import WorkerExit
@@ -23,8 +22,6 @@ _GATHER_SECONDS, _MAX_GATHER_SECONDS = 0.004, 0.05
 # After this number of outcomes, the watchdog lets the thread run that feeds the workers.
 _GATHER_OUTCOMES = 64
 _DUMP_SECONDS = 2.0
-# A timer ends the process this long after a batch's timeout, even if the watchdog cannot run.
-_LAST_RESORT_SECONDS = 30.0
 # The longest time to fetch and read an input, or to place its files. It is not `--timeout`, because
 # a slow store must not look like a slow step.
 TRANSFER_SECONDS = 3600.0
@@ -48,53 +45,6 @@ class Limits:
     timeout_seconds: float | None = None
     memory_bytes: int | None = None
     grace_seconds: float = 0.0
-
-
-@dataclass
-class BatchMonitor:
-    """The batch that the shard's own process is processing, and when it began.
-
-    If the batch exceeds the timeout, a thread calls `overdue` with the indices of its inputs. That
-    function must end the process, because nothing else can end the batch.
-    """
-
-    overdue: Callable[[Sequence[int]], None]
-    timeout_seconds: float | None
-    at: tuple[float, Sequence[int]] | None = None
-
-    @contextmanager
-    def working_on(self, indices: Sequence[int]) -> Iterator[None]:
-        """Record that a batch is processed during the block."""
-        self.at = (time.monotonic(), indices)
-        seconds = self.timeout_seconds
-        latest = None if seconds is None else seconds + _LAST_RESORT_SECONDS
-        try:
-            with end_after(latest):
-                yield
-        finally:
-            self.at = None
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Check the current batch in a thread during the block."""
-        ended = threading.Event()
-        thread = threading.Thread(
-            target=copy_context().run, args=(self._serve, ended), name="batches", daemon=True
-        )
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-
-    def _serve(self, ended: threading.Event) -> None:
-        seconds = self.timeout_seconds
-        while not ended.wait(_CHECK_SECONDS):
-            at = self.at
-            if at and seconds is not None and time.monotonic() - at[0] > seconds:
-                self.overdue(at[1])
-                return
 
 
 class _Memory(NamedTuple):
