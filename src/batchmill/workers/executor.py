@@ -7,7 +7,6 @@ input. A new DataLoader executes the rest. The faulty input is retried alone, wi
 """
 
 import gc
-import logging
 import os
 import threading
 import time
@@ -28,8 +27,6 @@ from batchmill.workers.processes import adopt_orphans, children, kill_descendant
 from batchmill.workers.shard_work import ShardWork
 from batchmill.workers.worker_channel import WorkerChannel
 from batchmill.workers.worker_exit import WorkerExit
-
-logger = logging.getLogger(__name__)
 
 # If a worker dies between inputs, no input caused it. After this number of DataLoaders in a row
 # without an outcome, the executor raises WorkerError.

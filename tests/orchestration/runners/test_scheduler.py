@@ -35,14 +35,15 @@ def types_of(scheduler):
     return [end.state.type.value for end in scheduler.queue.ends]
 
 
-def test_shards_are_submitted_in_order_and_at_most_two_for_each_slot(make_runner):
+def limited_runner(make_runner, slots, most):
+    """Return a runner on which all shards end at once, and at most `most` run at a time."""
     running = []
 
     def execute(shard):
         running.append(shard)
-        assert len(running) <= 4
+        assert len(running) <= most
 
-    runner = make_runner(execute, count=2)
+    runner = make_runner(execute, count=slots)
 
     def end_all(futures, seconds):
         for future in futures:
@@ -51,6 +52,11 @@ def test_shards_are_submitted_in_order_and_at_most_two_for_each_slot(make_runner
         return futures
 
     runner.wait = end_all
+    return runner
+
+
+def test_shards_are_submitted_in_order_and_at_most_two_for_each_slot(make_runner):
+    runner = limited_runner(make_runner, slots=2, most=4)
     scheduler = scheduler_of(runner)
     scheduler.run(shards_of(10))
     assert [shard.number for shard in runner.submitted] == list(range(10))
@@ -63,21 +69,8 @@ def test_shards_that_share_a_rate_are_limited_also_on_new_nodes_and_after_splits
 ):
     """The plan has divided the rate among two shards at a time. Meanwhile, the cluster grows."""
     monkeypatch.setattr(scheduling, "_TICK_SECONDS", 0.0)
-    running, slots = [], []
-
-    def execute(shard):
-        running.append(shard)
-        assert len(running) <= 2
-
-    runner = make_runner(execute, count=8)
-
-    def end_all(futures, seconds):
-        for future in futures:
-            future.state = Completed()
-        running.clear()
-        return futures
-
-    runner.wait = end_all
+    slots = []
+    runner = limited_runner(make_runner, slots=8, most=2)
     scheduler = scheduler_of(runner, most=2)
     monkeypatch.setattr(scheduler.queue, "rebalance", lambda found, now: slots.append(found))
     scheduler.run(shards_of(10))
