@@ -58,6 +58,23 @@ def test_a_child_with_its_descendants_is_killed():
     child.close()
 
 
+def test_the_ends_of_children_and_orphans_are_awaited():
+    processes.adopt_orphans()
+    started = [subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600 & wait"]) for _ in range(5)]
+    spared = subprocess.Popen(["sleep", "600"])
+    me = psutil.Process()
+    wait_for(lambda: len(me.children(recursive=True)) >= 16, "descendants")
+    others = {child.pid for child in me.children()} - {child.pid for child in started}
+    try:
+        processes.end_children(frozenset(others))
+        assert {child.pid for child in me.children()} == others
+    finally:
+        processes.adopt_orphans(False)
+        spared.kill()
+        for child in (*started, spared):
+            child.wait()
+
+
 def test_without_pidfds_only_children_get_signals(stranger, monkeypatch):
     monkeypatch.delattr(os, "pidfd_open")
     kill_tree(stranger.pid)

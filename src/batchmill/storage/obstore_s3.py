@@ -8,6 +8,7 @@ it.
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -41,6 +42,7 @@ _CONNECT_TIME, _REQUEST_TIME = timedelta(seconds=10), timedelta(hours=1)
 _process = 0  # The id of the process that may use obstore.
 _settings: dict[str, "S3Settings | None"] = {}
 _stores: dict[str, "S3Store"] = {}
+_opening = threading.Lock()
 
 
 class S3Settings(NamedTuple):
@@ -87,10 +89,10 @@ def store_for(url: str) -> "S3Store | None":
     if _process != os.getpid() or not _is_plain(url):
         return None
     key = _cache_key(url)
-    # Another thread may clear the stores at any moment.
-    store = _stores.get(key)
-    if not store:
-        with converting_errors(url):
+    # Without the lock, a thread could add a store with old settings after they were forgotten.
+    with _opening, converting_errors(url):
+        store = _stores.get(key)
+        if not store:
             settings = _settings_for(url)
             store = _open_store(_bucket_of(url), settings) if settings else None
         if store:
@@ -100,8 +102,9 @@ def store_for(url: str) -> "S3Store | None":
 
 def forget_settings() -> None:
     """Read the settings again with the next call, because the credentials have expired."""
-    _stores.clear()
-    _settings.clear()
+    with _opening:
+        _stores.clear()
+        _settings.clear()
 
 
 def key_of(url: str) -> str:

@@ -23,7 +23,7 @@ from batchmill.workers.feed import Feed
 from batchmill.workers.input_table import InputTable, LoaderPass
 from batchmill.workers.loaded_batches import socket_folder
 from batchmill.workers.loader_driver import LoaderDriver
-from batchmill.workers.processes import adopt_orphans, children, kill_descendants, reap
+from batchmill.workers.processes import adopt_orphans, children, end_children
 from batchmill.workers.shard_work import ShardWork
 from batchmill.workers.worker_channel import WorkerChannel
 from batchmill.workers.worker_exit import WorkerExit
@@ -142,11 +142,8 @@ class IsolatedExecutor(ShardWork):
                 channel.close()
 
     def _end_processes(self, before: frozenset[int]) -> None:
-        """Kill all child processes that are not in `before`, except the model's processes."""
-        spare = before | (self._processor.model_processes if self._processor else frozenset())
-        kill_descendants(spare)
-        for pid in set(children(os.getpid())) - spare:
-            reap(pid)
+        """End all child processes that are not in `before`, except the model's processes."""
+        end_children(before | (self._processor.model_processes if self._processor else frozenset()))
 
     def _resolve(self, outcomes: Iterable[tuple[int, Outcome]]) -> None:
         """Record how attempts ended, and deliver final outcomes. Several threads call this."""

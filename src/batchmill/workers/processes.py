@@ -163,15 +163,16 @@ def kill_descendants(spare: frozenset[int] = frozenset()) -> None:
             kill_tree(child)
 
 
-def end_children() -> None:
-    """Kill the descendants of this process, and wait until they have ended.
+def end_children(spare: frozenset[int] = frozenset()) -> None:
+    """Kill the descendants of this process, except those in `spare`, and wait for their ends.
 
     Orphans must have become children of this process: `adopt_orphans`.
     """
-    while has_children():
-        kill_descendants()
-        with suppress(ChildProcessError):
-            os.waitpid(-1, 0)
+    while has_children() and (left := set(children(os.getpid())) - spare):
+        for pid in left:
+            kill_tree(pid)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
 
 
 def has_children() -> bool:
@@ -181,12 +182,6 @@ def has_children() -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def reap(pid: int) -> None:
-    """Remove a dead child from the kernel's process table, unless that has already happened."""
-    with suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
 
 
 def has_ended(pid: int) -> bool:
