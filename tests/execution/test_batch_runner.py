@@ -336,7 +336,7 @@ def test_the_files_of_a_batch_are_uploaded_together(words, tmp_path, monkeypatch
         notes = [Loaded(fingerprint(item.path), 0.0) for item in items]
         batch = gather_batch(
             [Sample(i, data[i], note) for i, note in enumerate(notes)],
-            collate=runner.collate,
+            runner.collate,
         )
         outcomes = store_all(runner.begin(batch.load()).finish())
     assert [outcome.kind for outcome in outcomes] == ["ok", "ok", "failed", "ok"]

@@ -1,6 +1,7 @@
 """Batches of samples while workers die, stores are slow and devices hang."""
 
 import os
+import subprocess
 import threading
 from collections import Counter
 
@@ -8,7 +9,14 @@ import torch
 from live import wait_for
 
 from batchmill.outcome import Outcome, UnstoredOutcome
-from batchmill.workers import Batch, BatchCallbacks, IsolatedExecutor, Limits, Sample
+from batchmill.workers import (
+    Batch,
+    BatchCallbacks,
+    IsolatedExecutor,
+    Limits,
+    Sample,
+    loaded_batches,
+)
 from batchmill.workers.loaded_batches import BegunBatch
 from batchmill.workers.watchdog import Watchdog
 from batchmill.workers.worker import this_worker
@@ -80,12 +88,17 @@ def test_workers_that_wait_for_a_slow_store_are_not_replaced(tmp_path, monkeypat
     assert set(Counter((tmp_path / "log").read_text().split()).values()) == {1}
 
 
-def test_a_batch_whose_worker_died_is_loaded_again():
-    worker = Batch([0, 1], [None, None], pickled=b"not a pickle")
-    lost = worker._replace(pickled=_connects_to_nobody())
-    assert lost.load(lambda: True) is None
-    assert lost.load(lambda: False).fault.error == "ConnectionRefusedError"
-    assert worker.load(lambda: True).fault.error == "UnpicklingError"
+def test_a_batch_whose_worker_died_is_loaded_again(monkeypatch):
+    monkeypatch.setattr(loaded_batches, "_END_SECONDS", 0.0)
+    dead, alive = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+    dead.kill()
+    dead.wait()
+    batch = Batch([0, 1], [None, None], pickled=_connects_to_nobody(), worker=dead.pid)
+    assert batch.load() is None
+    assert batch._replace(pickled=b"not a pickle").load().fault.error == "UnpicklingError"
+    assert batch._replace(worker=alive.pid).load().fault.error == "ConnectionRefusedError"
+    alive.kill()
+    alive.wait()
 
 
 def _connects_to_nobody():

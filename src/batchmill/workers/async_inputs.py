@@ -1,4 +1,4 @@
-"""The torch Dataset whose items are the inputs of an async step: many at a time, in one event loop.
+"""The torch Dataset that executes the inputs of an async step: many at a time, in one event loop.
 
 A worker begins the inputs whose turn has come, and sends the outcome of each attempt. It decides
 nothing else: the table of the shard's process says whether and when an input runs again.
@@ -10,15 +10,18 @@ import os
 import sys
 import time
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
+from torch.utils.data import IterableDataset
+
 from batchmill.outcome import Outcome, OverdueError
 from batchmill.workers.control import SharedFlag, SharedTurns
+from batchmill.workers.loaded_batches import Batch
 from batchmill.workers.process_state import BrokenWorkerError
 from batchmill.workers.processes import has_children, kill_descendants
 from batchmill.workers.worker import this_worker
@@ -55,12 +58,9 @@ class Concurrency:
     keeps_logs: bool = False
 
 
-@dataclass(kw_only=True)
-class ConcurrentInputs:
-    """A map-style torch Dataset. Its first batch runs all inputs that the worker takes.
-
-    So no input waits for others that belong to its batch.
-    """
+@dataclass(kw_only=True, eq=False)
+class ConcurrentInputs(IterableDataset[Batch]):
+    """An iterable torch Dataset without items, which executes all inputs that the worker takes."""
 
     concurrency: Concurrency
     slots: int
@@ -73,18 +73,17 @@ class ConcurrentInputs:
     _is_worn: bool = False
     _running: int = 0
 
-    def __getitems__(self, indices: Sequence[int]) -> list[int]:
-        """Execute all inputs that this worker takes. `indices` is empty."""
-        if self.drain.is_set():
-            return []
+    def __iter__(self) -> Iterator[Batch]:
+        """Execute all inputs that this worker takes."""
         try:
-            # `asyncio.run` would wait at its end for threads of the step that hang.
-            asyncio.new_event_loop().run_until_complete(self._run())
+            if not self.drain.is_set():
+                # `asyncio.run` would wait at its end for threads of the step that hang.
+                asyncio.new_event_loop().run_until_complete(self._run())
         except BaseException:  # noqa: BLE001
-            this_worker.exit_broken()
-        if self._ends_early:
-            this_worker.retire()
-        return list(indices)
+            this_worker.end()
+        if self._is_worn:
+            this_worker.end()
+        return iter(())
 
     async def _run(self) -> None:
         self._streams = _capture_streams()
@@ -117,13 +116,9 @@ class ConcurrentInputs:
         late = time.monotonic() - self._last_beat - 2 * _BEAT_SECONDS
         return self._blocked + max(0.0, late)
 
-    @property
-    def _ends_early(self) -> bool:
-        return self._is_worn or this_worker.channel.is_retiring
-
     async def _next_turn(self) -> tuple[int, float] | None:
         """Wait for a turn. Return None if this worker must begin no further input."""
-        while not (self.drain.is_set() or self._ends_early):
+        while not (self.drain.is_set() or self._is_worn):
             turns = self.turns.take()
             if turns:
                 return turns[0]
@@ -152,7 +147,7 @@ class ConcurrentInputs:
             self._running -= 1
             self._restore()
         except BaseException:  # noqa: BLE001
-            this_worker.exit_broken()
+            this_worker.end()
         finally:
             self._free.put_nowait(slot)
 

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing.context import ForkContext
 
 from batchmill.workers.worker_channel import anonymous_file
 
@@ -39,19 +38,6 @@ class SharedFlag:
         """Wait until the flag is set."""
         while not self.is_set():
             time.sleep(_POLL_SECONDS)
-
-
-class WorkerContext(ForkContext):
-    """Creates what a DataLoader shares with its workers. A worker may die at any moment.
-
-    An event of multiprocessing has a lock, which only `wait` needs. If a worker died while it held
-    the lock, all other processes would wait forever. torch never waits for its event: it sets the
-    event at the end, and workers read it between batches. One shared byte is enough.
-    """
-
-    def Event(self) -> SharedFlag:  # type: ignore[override]  # noqa: N802
-        """Return an event without a lock."""
-        return SharedFlag()
 
 
 class SharedTurns:

@@ -25,7 +25,6 @@ from batchmill.workers.loaded_batches import socket_folder
 from batchmill.workers.loader_driver import LoaderDriver
 from batchmill.workers.processes import adopt_orphans, children, end_children
 from batchmill.workers.shard_work import ShardWork
-from batchmill.workers.worker_channel import WorkerChannel
 from batchmill.workers.worker_exit import WorkerExit
 
 # If a worker dies between inputs, no input caused it. After this number of DataLoaders in a row
@@ -110,36 +109,24 @@ class IsolatedExecutor(ShardWork):
             if idle_passes > _MAX_IDLE_PASSES:
                 raise WorkerError(self._last_exit or "all outcomes were lost")
 
-    def _run_pass(self, work: LoaderPass) -> None:
-        """Run one DataLoader until it is exhausted or a worker has died."""
-        slots = self.concurrency.inputs if self.concurrency and not work.alone else 1
-        batches = (
-            len(work.indices) if self.concurrency else -(-len(work.indices) // work.batch_size)
-        )
-        workers = max(1, min(work.num_workers, batches))
+    def _run_pass(self, inputs: LoaderPass) -> None:
+        """Run one DataLoader until its workers have ended."""
         before = frozenset(children(os.getpid()))
-        channels = [WorkerChannel(slots) for _ in range(workers)]
-        self._feed.begin(work.indices)
+        self._feed.begin(inputs.indices)
         driver = LoaderDriver(
             work=self,
-            batch_size=work.batch_size,
-            channels=channels,
+            inputs=inputs,
             feed=self._feed,
             receive=self._resolve,
-            worker_lost=self._resolve_lost,
             processor=self._processor,
             sockets=self._sockets,
         )
-        try:
-            try:
-                driver.drive()
-            finally:
-                if self._processor:
-                    self._processor.finish()
-        finally:
-            self._end_processes(before)
-            for channel in channels:
-                channel.close()
+        with ExitStack() as stack:
+            stack.callback(self._end_processes, before)
+            if self._processor:
+                stack.callback(self._processor.finish)
+            for worker_exit in driver.drive():
+                self._resolve_lost(worker_exit)
 
     def _end_processes(self, before: frozenset[int]) -> None:
         """End all child processes that are not in `before`, except the model's processes."""

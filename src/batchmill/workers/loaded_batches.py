@@ -19,12 +19,14 @@ from torch.utils._pytree import tree_map
 
 from batchmill.outcome import Fault, Outcome, UnstoredOutcome, text_of
 from batchmill.storage.scratch import FOR_SOCKETS, scratch_folder, short_base
+from batchmill.workers.processes import ends_within
 from batchmill.workers.worker import this_worker
 
 logger = logging.getLogger(__name__)
 
 # A socket's path has at most 107 bytes. The folder's name takes 22, and multiprocessing adds 18.
 _LONGEST_FOLDER = 67
+_END_SECONDS = 1.0
 # torch raises some errors without a special class. These texts identify the errors. The last one
 # is of cuBLAS and cuDNN.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "_alloc_failed")
@@ -43,7 +45,7 @@ class Sample:
 class Batch(NamedTuple):
     """The collated samples of some inputs: `pickled` as a worker sends them, or as `data`.
 
-    `fault` is the error of loading or collating them. `worker` is the number of the worker.
+    `fault` is the error of loading or collating them. `worker` is the process that has the tensors.
     """
 
     indices: list[int]
@@ -53,21 +55,16 @@ class Batch(NamedTuple):
     fault: Fault | None = None
     worker: int = 0
 
-    def load(self, has_ended: Callable[[], bool] = lambda: False) -> "Batch | None":
-        """Return the batch with its data. Call it once.
-
-        Args:
-            has_ended: Returns True if the worker, which has the tensors, has ended.
-
-        Returns:
-            The batch. None if its tensors are lost with the worker.
-        """
+    def load(self) -> "Batch | None":
+        """Return the batch with its data; None if its tensors are lost with the worker."""
         if self.fault:
             return self
         try:
             return self._replace(pickled=b"", data=ForkingPickler.loads(self.pickled))
         except (EOFError, OSError) as error:
-            return None if has_ended() else self._replace(pickled=b"", fault=fault_of(error))
+            # The connection may end a moment before the process.
+            is_lost = ends_within(self.worker, _END_SECONDS)
+            return None if is_lost else self._replace(pickled=b"", fault=fault_of(error))
         except Exception as error:  # noqa: BLE001  # The user's classes may raise anything.
             return self._replace(pickled=b"", fault=fault_of(error))
 
@@ -149,31 +146,24 @@ class BrokenDeviceError(Exception):
     """The device will return only errors to this process from now on."""
 
 
-def gather_batch(items: Sequence[int | Sample], *, collate: Callable[[list[Any]], Any]) -> Batch:
-    """Collate the samples among the items of this worker.
-
-    Args:
-        items: Samples, and the indices of inputs that already have an outcome.
-        collate: Collates samples into a batch.
-    """
-    loaded = [item for item in items if isinstance(item, Sample)]
-    batch = Batch([sample.index for sample in loaded], [sample.note for sample in loaded])
-    if not loaded:
-        return batch
-    batch = batch._replace(worker=this_worker.number)
-    if len(loaded) == 1:
+def gather_batch(samples: Sequence[Sample], collate: Callable[[list[Any]], Any]) -> Batch:
+    """Collate samples in a worker. The user's `collate` may raise anything."""
+    batch = Batch(
+        [sample.index for sample in samples],
+        [sample.note for sample in samples],
+        worker=os.getpid(),
+    )
+    if len(samples) == 1:
         # The channel shows the input, so it is known if `collate` kills the worker.
-        this_worker.channel.resume(loaded[0].index)
-    pid = os.getpid()
+        this_worker.channel.resume(samples[0].index)
     try:
-        return batch._replace(pickled=_pickled(collate([sample.value for sample in loaded])))
-    except BaseException as error:  # The user's code may raise anything.
-        if os.getpid() != pid:
+        return batch._replace(pickled=_pickled(collate([sample.value for sample in samples])))
+    except BaseException as error:
+        if os.getpid() != batch.worker:
             raise  # `collate` forked this process, which must not return a batch.
         return batch._replace(fault=fault_of(error))
     finally:
         this_worker.channel.leave()
-        this_worker.batches += 1
 
 
 def _pickled(batch: Any) -> bytes:

@@ -193,8 +193,8 @@ class Watchdog:
         """Return why a worker must be killed that is above its limit for a second time.
 
         An input that has grown by the limit since it began is at fault. If several inputs are in
-        progress, any of them may be. Else earlier inputs have left the memory: the worker ends
-        after the current input.
+        progress, any of them may be. Else earlier inputs have left the memory: new workers
+        execute the next inputs.
         """
         limit, channel = self.limits.memory_bytes, self.channels[number]
         if limit is None or channel.setup_since:
@@ -207,7 +207,7 @@ class Watchdog:
         if min(used, last.used) <= limit:
             return None
         if len(begun) < 2 and used - before <= limit:
-            channel.retire()
+            self.drain.set()
             return None
         message = f"used {_mib(used)} of memory; --memory-limit is {_mib(limit)}"
         return _exceeded("oom", message, begun[0] if len(begun) == 1 else None)

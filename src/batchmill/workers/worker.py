@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ from typing import NoReturn
 
 from batchmill.storage.obstore_s3 import use_obstore
 from batchmill.workers.control import SharedFlag
+from batchmill.workers.loader_context import Results
 from batchmill.workers.memory_usage import keep_freed_memory, offer_to_oom_killer
 from batchmill.workers.private_api import raw_environment, use_socket_folder
 from batchmill.workers.process_state import BrokenWorkerError, ProcessState, WorkerStreams
@@ -31,7 +31,6 @@ from batchmill.workers.processes import (
 from batchmill.workers.worker_channel import WorkerChannel
 
 DUMP_SIGNAL = signal.SIGUSR1
-_RECEIVE_SECONDS = 0.005
 # A worker is replaced when its steps have left this many file descriptors open.
 _MAX_LEFT_OPEN = 200
 
@@ -41,8 +40,6 @@ class Worker:
 
     channel: WorkerChannel
     number = 0
-    # The number of batches that were sent.
-    batches = 0
     # The processes that an async step has started while it was opened.
     own_children: frozenset[int] = frozenset()
     # No other living process of the shard has this name. The process of the shard is "main".
@@ -57,6 +54,7 @@ class Worker:
         parent: int,
         keeps_memory: bool,
         sockets: Path | None,
+        results: Results,
     ) -> None:
         """Prepare this process as a worker. This is the DataLoader's `worker_init_fn`.
 
@@ -68,7 +66,9 @@ class Worker:
             keeps_memory: True to keep the memory that a step frees for its next arrays.
             sockets: The folder for the sockets that transfer tensors; None for steps without
                 batches.
+            results: The queue of the results of all workers.
         """
+        results.enter(number)
         channel = channels[number]
         for other in channels:
             if other is not channel:
@@ -82,7 +82,6 @@ class Worker:
         if sockets:
             use_socket_folder(sockets)
         end_with_parent(parent)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # The handler is that of the shard's process.
         adopt_orphans()
         offer_to_oom_killer()
         if keeps_memory:
@@ -138,28 +137,14 @@ class Worker:
         self._state = ProcessState()
 
     def restore(self, *, unused: bool) -> None:
-        """Restore the streams, unless they are unused, and the settings after an input."""
+        """Restore the streams, unless they are unused, and the settings after an input.
+
+        Raises BrokenWorkerError if that is impossible.
+        """
         if not unused:
             self.streams.restore()
             self.streams.clear_log()
         self.restore_settings()
-
-    def restore_after_sample(self, *, unused: bool) -> None:
-        """Restore after a sample was loaded. If this is impossible, the worker ends later.
-
-        The samples of its batch must reach the process of the shard before.
-        """
-        try:
-            self.restore(unused=unused)
-        except BrokenWorkerError:
-            self.channel.retire()
-
-    def end_if_retiring(self) -> None:
-        """End this worker if it must not begin an input. Its batches have been received before."""
-        if self.channel.is_retiring:
-            while self.channel.received < self.batches:
-                time.sleep(_RECEIVE_SECONDS)
-            self.retire()
 
     def restore_settings(self, *, open_files: int = 0) -> None:
         """Restore the working directory, the environment and the settings of the process.
@@ -183,31 +168,19 @@ class Worker:
         if not self._state.restore():
             raise BrokenWorkerError
 
-    def exit_broken(self) -> NoReturn:
-        """End this worker after an exception. Another worker replaces it.
-
-        If the exception is a fault of the engine, its traceback ends the log.
-        """
-        if not isinstance(sys.exc_info()[1], BrokenWorkerError):
-            with suppress(OSError):
-                os.write(self.channel.log, traceback.format_exc().encode(errors="replace"))
-        self.retire(1)
-
-    def retire(self, code: int = 0) -> NoReturn:
-        """End this worker now. Another worker replaces it."""
-        kill_descendants()
-        os._exit(code)
-
-    def end(self) -> None:
+    def end(self) -> NoReturn:
         """Kill all processes that steps started, and exit without the parent's exit handlers.
 
-        Prefect's exit handlers would wait for threads that do not exist in a fork.
+        Prefect's exit handlers would wait for threads that do not exist in a fork. After an
+        exception, another worker replaces this one. If it is a fault of the engine, its traceback
+        ends the log.
         """
-        failed = sys.exc_info()[0] is not None
-        if failed:
-            traceback.print_exc()
+        error = sys.exc_info()[1]
+        if error and not isinstance(error, BrokenWorkerError):
+            with suppress(OSError):
+                os.write(self.channel.log, traceback.format_exc().encode(errors="replace"))
         kill_descendants()
-        os._exit(1 if failed else 0)
+        os._exit(1 if error else 0)
 
 
 def _next_descriptor() -> int:

@@ -33,7 +33,7 @@ _SLOT, _STAGE = struct.Struct("qdq"), struct.Struct("dq")
 _READING, _IN_STEP, _PLACING = range(3)
 _INTEGER, _TIME = struct.Struct("q"), struct.Struct("d")
 # The places of the numbers before the slots.
-_BASELINE, _IS_RETIRING, _BLOCKER, _RECEIVED, _BEAT, _SETUP, _SLOTS = range(0, 56, 8)
+_BASELINE, _BLOCKER, _BEAT, _SETUP, _SLOTS = range(0, 40, 8)
 _NONE = -1
 
 
@@ -165,14 +165,6 @@ class WorkerChannel:
         before = self._get(_BASELINE)
         return used_bytes(pid, before, limit) if before else 0
 
-    def retire(self) -> None:
-        """Request that the worker begins no further input, and ends after its current ones."""
-        self._set(_IS_RETIRING, 1)
-
-    def count_received(self) -> None:
-        """Record that a batch of the worker, with its tensors, has been received."""
-        self._set(_RECEIVED, self.received + 1)
-
     @property
     def blocker(self) -> int | None:
         """The input that `name_blocker` has recorded; None if it is unknown, or has just ended."""
@@ -229,16 +221,6 @@ class WorkerChannel:
         self._memory.close()
 
     # Both sides
-
-    @property
-    def is_retiring(self) -> bool:
-        """True if the worker begins no further input."""
-        return self._get(_IS_RETIRING) == 1
-
-    @property
-    def received(self) -> int:
-        """The number of batches that have been received."""
-        return self._get(_RECEIVED)
 
     def log_tail(self) -> str:
         """Return the end of the step's output for this input."""
