@@ -5,92 +5,83 @@ import queue
 import threading
 
 import pytest
+from live import wait_for
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from batchmill.workers.loader_context import WorkerContext
-from batchmill.workers.processes import ChildProcess
+from batchmill.workers.processes import kill_tree
+
+LARGE = 5 * 2**20  # More than a ring of results.
+
+
+class Functions(IterableDataset):
+    """The items of each worker come from a function of its own."""
+
+    def __init__(self, functions, results):
+        self.functions, self.results = functions, results
+
+    def __iter__(self):
+        return self.functions[get_worker_info().id](self.results)
 
 
 @pytest.fixture
 def begin():
-    """Return a function that forks a worker for each function, and returns the queue of results."""
+    """Return a function that starts a worker for each function, and returns context and items."""
     started = []
 
-    def fork(*functions, idle_work=None):
+    def start(*functions, idle_work=None):
         context = WorkerContext(len(functions), idle_work)
-        results = context.Queue()
+        started.append(context)
+        loader = DataLoader(
+            Functions(functions, context.results),
+            batch_size=None,
+            num_workers=len(functions),
+            in_order=False,
+            multiprocessing_context=context,
+        )
+        return context, iter(loader)
 
-        def work(number, function):
-            results.enter(number)
-            function(results)
-
-        for number, function in enumerate(functions):
-            context.Process(target=work, args=(number, function)).start()
-        handles = [ChildProcess(process.pid) for process in context.workers]
-        results.watch(handles)
-        started.append((context, handles))
-        return results
-
-    yield fork
-    for context, handles in started:
-        for process, handle in zip(context.workers, handles, strict=True):
-            handle.kill_tree()
-            handle.close()
+    yield start
+    for context in started:
+        for process in context.workers:
+            kill_tree(process.pid)
             process.join()
-        context.results.end()
+        context.results.release()
 
 
-def wait_forever():
+def wait_forever(_):
     threading.Event().wait()
 
 
-def received(results, count):
-    """Return this number of results, and how often a worker has ended before."""
-    found, ends = [], 0
-    while len(found) < count:
-        try:
-            found.append(results.get(timeout=60))
-        except queue.Empty:
-            ends += 1
-    return found, ends
-
-
 def test_a_worker_that_dies_within_a_result_stops_no_other(begin):
-    def die(results):
-        results.put("a" * 10)
-        results._sender.shutdown()
-        results._pipe.write(b"\x10")
-        results._pipe.flush()
-        os._exit(1)
-
-    def send(results):
-        results.put("b" * 5_000_000)
-        wait_forever()
-
-    found, _ = received(begin(die, send), 2)
-    assert sorted(map(len, found)) == [10, 5_000_000]
-
-
-def test_the_end_of_a_worker_is_noticed_once(begin):
     go, back = os.pipe()
 
-    def send(results):
-        os.read(go, 1)
-        results.put("late")
-        wait_forever()
+    def die(results):
+        yield "a" * LARGE
+        # Its ring is full, so a part of the item is left.
+        wait_for(lambda: results._rings[0]._counters[0] > 0, "the first bytes")
+        os._exit(1)
 
-    results = begin(lambda _: os._exit(3), send)
-    with pytest.raises(queue.Empty):
-        results.get(timeout=3600)
+    def send(_):
+        os.read(go, 1)
+        yield "b" * LARGE
+        yield "c"
+
+    context, items = begin(die, send)
+    context.workers[0].join()
+    with pytest.raises(RuntimeError, match="exited unexpectedly") as caught:
+        next(items)
+    assert isinstance(caught.value.__cause__, queue.Empty)
     os.write(back, b".")
-    assert results.get(timeout=3600) == "late"
+    assert [*map(len, items)] == [LARGE, 1]
     os.close(go)
     os.close(back)
 
 
 def test_nothing_arrives_in_time(begin):
-    results = begin(lambda _: wait_forever())
+    context, _ = begin(wait_forever)
     with pytest.raises(queue.Empty):
-        results.get(timeout=0.01)
+        context.results.get(timeout=0.01)
 
 
 def test_idle_work_is_done_while_nothing_arrives(begin):
@@ -108,13 +99,12 @@ def test_idle_work_is_done_while_nothing_arrives(begin):
             if self.done == 3:
                 os.write(back, b".")
 
-    def send(results):
+    def send(_):
         os.read(go, 1)
-        results.put("after the work")
-        wait_forever()
+        yield "after the work"
 
     work = Work()
-    assert begin(send, idle_work=work).get(timeout=3600) == "after the work"
+    assert list(begin(send, idle_work=work)[1]) == ["after the work"]
     assert work.done == 3
     os.close(go)
     os.close(back)

@@ -3,28 +3,26 @@
 torch accepts a context of multiprocessing, and creates processes, queues and events with it.
 """
 
-import os
 import queue
-import struct
 import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import wait
 from multiprocessing.context import ForkContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
 
-from batchmill.workers.control import SharedFlag
-from batchmill.workers.processes import ChildProcess
+from torch.utils.data import get_worker_info
 
-# If the kernel cannot report the end of a process, workers are checked at this interval.
-_CHECK_SECONDS = 0.5
+from batchmill.workers.control import SharedFlag
+from batchmill.workers.processes import has_ended
+from batchmill.workers.ring_buffer import RingBuffer
+
+# The process of the shard looks for results at intervals, which grow while none arrives.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.003
 # Work that can be done instead of waiting begins after this time without a result.
 _IDLE_SECONDS = 0.02
-_READ_BYTES = 2**20
-_SIZE = struct.Struct("<Q")
 
 
 class IdleWork(Protocol):
@@ -39,126 +37,103 @@ class IdleWork(Protocol):
 
 
 class Results:
-    """The queue of the results of all workers: a pipe for each.
+    """The queue of the results of all workers, with a ring in shared memory for each.
 
-    A queue of multiprocessing has one pipe with a lock. A worker that is killed while it holds the
-    lock, or has sent a half, would stop all others.
+    A queue of multiprocessing has one pipe with a lock. If a worker is killed while it holds the
+    lock or has sent a half, all others stop.
+
+    Args:
+        count: The number of workers.
+        workers: The workers. They may be added later.
+        idle_work: Done by the process of the shard while it waits.
 
     Attributes:
         is_waiting: True while the process of the shard waits for a result.
     """
 
-    def __init__(self, workers: int, idle_work: IdleWork | None) -> None:
+    def __init__(
+        self, count: int, workers: Sequence[BaseProcess], idle_work: IdleWork | None
+    ) -> None:
         self.is_waiting = False
+        self._workers = workers
         self._idle_work = idle_work
-        self._pipes = [os.pipe() for _ in range(workers)]
-        self._writers = [writer for _, writer in self._pipes]
+        self._rings = [RingBuffer() for _ in range(count)]
         self._sender = ThreadPoolExecutor(1, "results")
-        self._workers: list[ChildProcess] = []
-        self._begun = {reader: bytearray() for reader, _ in self._pipes}
+        self._ended: set[int | None] = set()
         self._arrived: deque[bytes] = deque()
 
-    # The side of a worker
-
-    def enter(self, number: int) -> None:
-        """Keep only the pipe of this worker."""
-        for position, (reader, writer) in enumerate(self._pipes):
-            os.close(reader)
-            if position != number:
-                os.close(writer)
-        self._pipe = open(self._pipes[number][1], "wb")  # noqa: SIM115  # It ends with the worker.
-
     def put(self, result: Any) -> None:
-        """Send a result in a thread. The worker continues meanwhile."""
-        self._sender.submit(self._send, bytes(ForkingPickler.dumps(result)))
-
-    def _send(self, data: bytes) -> None:
-        self._pipe.write(_SIZE.pack(len(data)))
-        self._pipe.write(data)
-        self._pipe.flush()
+        """Send a result from a worker. A thread does it, and the worker continues meanwhile."""
+        ring = self._rings[get_worker_info().id]  # type: ignore[union-attr]  # This is a worker.
+        self._sender.submit(ring.write, bytes(ForkingPickler.dumps(result)))
 
     def close(self) -> None:
         """Do nothing. torch calls this at the end of a worker, which has sent all its results."""
 
     cancel_join_thread = close
 
-    # The side of the process of the shard
-
-    def watch(self, workers: Sequence[ChildProcess]) -> None:
-        """Begin to receive from these workers, which have been forked."""
-        self._workers = list(workers)
-        self._close_writers()
-
     def get(self, timeout: float) -> Any:
         """Return the next result. Do the idle work meanwhile.
 
         Raises:
-            queue.Empty: None has arrived within `timeout` seconds, or a worker has ended. torch
-                then checks all workers.
+            queue.Empty: No result has arrived within `timeout` seconds, or a worker has ended.
+                torch then checks all workers.
         """
-        deadline = time.monotonic() + timeout
-        while not self._arrived:
-            if self._has_end_of_worker() or time.monotonic() > deadline:
-                raise queue.Empty
-            work = self._idle_work if self._idle_work and self._idle_work.is_waiting else None
-            if not self._receive(_IDLE_SECONDS if work else _CHECK_SECONDS) and work:
-                work.advance()
+        idle_since = begun = time.monotonic()
+        pause = _SHORTEST_PAUSE
+        self.is_waiting = True
+        try:
+            while not self._has_arrived():
+                now = time.monotonic()
+                if self._has_end_of_worker() or now > begun + timeout:
+                    raise queue.Empty
+                work = self._idle_work
+                if work and work.is_waiting and now > idle_since + _IDLE_SECONDS:
+                    self.is_waiting = False
+                    work.advance()
+                    self.is_waiting, idle_since = True, time.monotonic()
+                else:
+                    time.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE)
+        finally:
+            self.is_waiting = False
         return ForkingPickler.loads(self._arrived.popleft())
+
+    def _has_arrived(self) -> bool:
+        if not self._arrived:
+            for ring in self._rings:
+                self._arrived += ring.read()
+        return bool(self._arrived)
 
     def _has_end_of_worker(self) -> bool:
         """Return whether a worker has ended since the last call."""
-        ended = [worker for worker in self._workers if worker.has_ended()]
-        self._workers = [worker for worker in self._workers if worker not in ended]
+        pids = {worker.pid for worker in self._workers} - self._ended
+        ended = {pid for pid in pids if pid and has_ended(pid)}
+        self._ended |= ended
         return bool(ended)
 
-    def _receive(self, seconds: float) -> bool:
-        """Wait for bytes, or for the end of a worker. Return False after this time."""
-        ends = [worker.descriptor for worker in self._workers if worker.descriptor is not None]
-        self.is_waiting = True
-        try:
-            ready = wait([*self._begun, *ends], seconds)
-        finally:
-            self.is_waiting = False
-        for reader in ready:
-            if reader in self._begun:
-                self._read(reader)
-        return bool(ready)
-
-    def _read(self, reader: int) -> None:
-        data, begun = os.read(reader, _READ_BYTES), self._begun[reader]
-        if not data:
-            del self._begun[reader]  # The worker has closed its side.
-        begun += data
-        while len(begun) >= _SIZE.size:
-            end = _SIZE.size + _SIZE.unpack_from(begun)[0]
-            if len(begun) < end:
-                return
-            self._arrived.append(bytes(begun[_SIZE.size : end]))
-            del begun[:end]
-
-    def end(self) -> None:
-        """Close the pipes."""
-        for reader, _ in self._pipes:
-            os.close(reader)
-        self._close_writers()
-
-    def _close_writers(self) -> None:
-        while self._writers:
-            os.close(self._writers.pop())
+    def release(self) -> None:
+        """Release the memory of the process of the shard."""
+        for ring in self._rings:
+            ring.close()
 
 
 class WorkerContext(ForkContext):
     """Creates what one DataLoader shares with its workers.
 
+    Args:
+        count: The number of workers.
+        idle_work: Done by the process of the shard while it waits for a result.
+
     Attributes:
-        workers: The processes of the workers.
+        workers: The workers.
         results: The queue of their results.
     """
 
-    def __init__(self, workers: int, idle_work: IdleWork | None) -> None:
+    def __init__(self, count: int, idle_work: IdleWork | None) -> None:
         super().__init__()
         self.workers: list[BaseProcess] = []
-        self.results = Results(workers, idle_work)
+        self.results = Results(count, self.workers, idle_work)
         self._has_results = False
 
     def Process(self, *args: Any, **named: Any) -> BaseProcess:  # type: ignore[override]  # noqa: N802

@@ -69,11 +69,10 @@ class LoaderDriver:
             for channel in channels:
                 stack.callback(channel.close)
             context = WorkerContext(len(channels), self.processor)
-            stack.callback(context.results.end)
+            stack.callback(context.results.release)
             started = SharedFlag()
             batches = self._start_workers(context, channels, started)
             workers = [ChildProcess(process.pid or 0) for process in context.workers]
-            context.results.watch(workers)
             watchdog = Watchdog(
                 channels=channels,
                 workers=workers,
@@ -128,7 +127,6 @@ class LoaderDriver:
                 worker_init_fn=partial(
                     this_worker.begin,
                     channels=channels,
-                    results=context.results,
                     started=started,
                     parent=os.getpid(),
                     # With a memory limit, memory that the worker keeps would count for its next

@@ -80,41 +80,34 @@ class ChildProcess:
     Args:
         pid: The id of the process.
         parent: The id of its parent. By default, this process.
-
-    Attributes:
-        descriptor: Its pidfd, which can be read after its end. None if the kernel has no pidfds.
     """
 
     def __init__(self, pid: int, parent: int | None = None) -> None:
         if pid <= 0:
             raise ValueError(f"{pid} is not a process id: the signal would go to a process group")
         self.pid = pid
-        self.descriptor: int | None = None
+        self._descriptor: int | None = None
         with suppress(AttributeError, OSError):
-            self.descriptor = os.pidfd_open(pid)
+            self._descriptor = os.pidfd_open(pid)
         # The check comes second: before, another process could get the id after it.
         fields = _stat_of(pid)
         self._is_child = bool(fields) and int(fields[1]) == (parent or os.getpid())
 
-    def has_ended(self) -> bool:
-        """Return whether it has ended. It stays in the kernel's process table."""
-        return has_ended(self.pid)
-
     def close(self) -> None:
         """Close the handle. The process continues."""
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-        self.descriptor, self._is_child = None, False
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor, self._is_child = None, False
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal, unless the process has ended."""
         if not self._is_child:
             return
         with suppress(ProcessLookupError, PermissionError):
-            if self.descriptor is None:
+            if self._descriptor is None:
                 os.kill(self.pid, number)
             else:
-                signal.pidfd_send_signal(self.descriptor, number)
+                signal.pidfd_send_signal(self._descriptor, number)
 
     def pause(self) -> bool:
         """Suspend it. Return False if it has ended, or is not suspended after 40 ms."""

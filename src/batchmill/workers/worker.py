@@ -18,7 +18,6 @@ from typing import NoReturn
 
 from batchmill.storage.obstore_s3 import use_obstore
 from batchmill.workers.control import SharedFlag
-from batchmill.workers.loader_context import Results
 from batchmill.workers.memory_usage import keep_freed_memory, offer_to_oom_killer
 from batchmill.workers.private_api import raw_environment, use_socket_folder
 from batchmill.workers.process_state import BrokenWorkerError, ProcessState, WorkerStreams
@@ -54,7 +53,6 @@ class Worker:
         parent: int,
         keeps_memory: bool,
         sockets: Path | None,
-        results: Results,
     ) -> None:
         """Prepare this process as a worker. This is the DataLoader's `worker_init_fn`.
 
@@ -66,9 +64,7 @@ class Worker:
             keeps_memory: True to keep the memory that a step frees for its next arrays.
             sockets: The folder for the sockets that transfer tensors; None for steps without
                 batches.
-            results: The queue of the results of all workers.
         """
-        results.enter(number)
         channel = channels[number]
         for other in channels:
             if other is not channel:
