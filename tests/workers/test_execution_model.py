@@ -37,7 +37,6 @@ def _fast(monkeypatch):
 
 def left_by(me):
     """Return what this process has: children, descriptors, threads, and files in memory."""
-    gc.collect()
     children = {child.pid for child in me.children(recursive=True)}
     return children, me.num_fds(), set(threading.enumerate())
 
@@ -60,6 +59,7 @@ def play(seed, tmp_path, monkeypatch):
             policy=job.policy, log=str(folder / "log"), **job.all_options,
         )  # fmt: skip
     found = job.differences(seen, folder / "log", begun)
+    gc.collect()  # It takes a second. Objects of the job may have files open.
     wait_for(lambda: left_by(me)[0] <= children, "the end of all processes", 20)
     wait_for(lambda: left_by(me)[2] <= threads, "the end of all threads", 20)
     if left_by(me)[1] > descriptors:
