@@ -1,8 +1,10 @@
 """Resize pictures, cut them into tiles, or convert them to arrays (extra `images`)."""
 
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import AfterValidator, Field
 
 from batchmill.steps.pixels import (
@@ -11,8 +13,8 @@ from batchmill.steps.pixels import (
     fitted,
     opaque,
     open_picture,
+    samples_of,
     write_picture,
-    write_samples,
 )
 from batchmill.steps.windows import windows
 
@@ -105,12 +107,10 @@ def tile(
     """
     with open_picture(source, max_pixels) as picture:
         image = picture.image
-        rows = list(windows(image.height, size, overlap, include_last=include_last))
-        columns = list(windows(image.width, size, overlap, include_last=include_last))
+        rows = windows(image.height, size, overlap, include_last=include_last)
+        columns = windows(image.width, size, overlap, include_last=include_last)
         tiles = []
-        for number, ((top, bottom), (left, right)) in enumerate(
-            (row, column) for row in rows for column in columns
-        ):
+        for number, ((top, bottom), (left, right)) in enumerate(product(rows, columns)):
             piece = image.crop((left, top, right, bottom))
             written = write_picture(
                 piece, picture, out, f"{number:04d}", format, quality, background
@@ -154,7 +154,7 @@ def to_tensor(
     """
     with open_picture(source, max_pixels) as picture:
         image = fitted(picture.image, width, height, fit, background)
-        write_samples(image, out / "tensor.npy", channels, dtype, background)
+        np.save(out / "tensor.npy", samples_of(image, channels, dtype, background))
         return {
             "output": "tensor.npy",
             "source": source.name,

@@ -176,14 +176,9 @@ def fitted(image: Image.Image, width: int, height: int, fit: Fit, background: st
     """
     if fit == "stretch":
         return image.resize((width, height), _FILTER)
-    across, down = width / image.width, height / image.height
     if fit == "cover":
-        scale = max(across, down)
-        left = max(0.0, (image.width - width / scale) / 2)
-        top = max(0.0, (image.height - height / scale) / 2)
-        box = (left, top, image.width - left, image.height - top)
-        return image.resize((width, height), _FILTER, box)
-    scale = min(across, down)
+        return ImageOps.fit(image, (width, height), _FILTER)
+    scale = min(width / image.width, height / image.height)
     inner = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     scaled = image.resize(inner, _FILTER)
     if fit == "contain":
@@ -267,14 +262,11 @@ def write_picture(
     }
 
 
-def write_samples(
-    image: Image.Image, path: Path, channels: int, dtype: str, background: str
-) -> None:
-    """Write a picture's samples to a NumPy file, as [channels, height, width].
+def samples_of(image: Image.Image, channels: int, dtype: str, background: str) -> np.ndarray:
+    """Return a picture's samples, [channels, height, width].
 
     Args:
         image: The picture.
-        path: The file to write.
         channels: 1 for grey, 3 for RGB, 4 for RGBA.
         dtype: uint8 or float32.
         background: The colour behind transparent parts, unless there are 4 channels.
@@ -282,26 +274,16 @@ def write_samples(
     Raises:
         ValueError: The samples are floating-point numbers and the type is not float32.
     """
-    np.save(path, _samples_of(image, channels, dtype, background))
-
-
-def _samples_of(image: Image.Image, channels: int, dtype: str, background: str) -> Any:
-    if image.mode == "F":
-        if dtype != "float32":
-            raise ValueError("its samples are floating-point numbers: use dtype=float32")
-        return _repeated(np.asarray(image), channels)
-    if image.mode == "I;16" and dtype == "float32":
+    if image.mode == "F" and dtype != "float32":
+        raise ValueError("its samples are floating-point numbers: use dtype=float32")
+    if image.mode in ("F", "I;16") and dtype == "float32":
         # Converted directly, because 8 bits would keep only 256 shades.
-        return _repeated(np.asarray(image).astype(np.float32) / _BITS_16, channels)
+        shades = np.asarray(image, np.float32) / (1 if image.mode == "F" else _BITS_16)
+        stacked = np.repeat(shades[np.newaxis], channels, axis=0)
+        stacked[3:] = 1.0  # Opaque, if there is a fourth channel.
+        return stacked
     samples = np.asarray(_in_mode(image, {1: "L", 3: "RGB", 4: "RGBA"}[channels], background))
     stacked = samples.reshape(*samples.shape[:2], channels).transpose(2, 0, 1)
     if dtype == "float32":
         return np.ascontiguousarray(stacked, np.float32) / np.float32(255)
     return np.ascontiguousarray(stacked)
-
-
-def _repeated(samples: Any, channels: int) -> Any:
-    array = np.repeat(samples[np.newaxis].astype(np.float32), channels, axis=0)
-    if channels == 4:
-        array[3] = 1.0
-    return array
