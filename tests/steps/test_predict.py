@@ -13,6 +13,7 @@ from jobs import run_job
 from models import Mean
 
 from batchmill.errors import OptionError, StepError
+from batchmill.inference.copies import Copies
 from batchmill.inference.gpus import gpus_for
 from batchmill.inference.model_step import make_inference
 from batchmill.inference.models import choose_device, load_model
@@ -347,7 +348,7 @@ NAN = float("nan")
 )
 def test_nan_in_any_form_of_output_is_an_error(output):
     step = PredictItems([], model="models:mean")
-    step._loaded = torch.device("cpu"), lambda batch: output
+    step._loaded = Copies(torch.device("cpu")), lambda batch: output
     with pytest.raises(ValueError, match="NaN"):
         step.begin(torch.ones(2))()
 
@@ -355,7 +356,7 @@ def test_nan_in_any_form_of_output_is_an_error(output):
 def test_an_output_of_other_objects_has_no_nan():
     output = {"words": np.array(["a", None], object), "days": np.array(["NaT"], "datetime64[D]")}
     step = PredictItems([], model="models:mean")
-    step._loaded = torch.device("cpu"), lambda batch: output
+    step._loaded = Copies(torch.device("cpu")), lambda batch: output
     assert step.begin(torch.ones(2))() is not None
 
 

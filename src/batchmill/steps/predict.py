@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import torch
 from pydantic import AfterValidator, ValidationInfo
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map, tree_map_only
 
 from batchmill.digests import digest
 from batchmill.errors import OptionError, StepError
@@ -24,13 +24,13 @@ from batchmill.inference.models import (
     make_model,
 )
 from batchmill.reading import pad_collate
-from batchmill.reading.files import choose_load, open_by_suffix
+from batchmill.reading.files import choose_load
 from batchmill.security.allowlist import refused_models
 from batchmill.step.fingerprint import code_digest
 from batchmill.step.import_reference import is_reference, resolve_reference
 from batchmill.step.tracked_file import ContentCounts
 
-COLLATES = ("default", "pad")
+_COLLATES = {"default": torch.utils.data.default_collate, "pad": pad_collate}
 
 
 def _refuse_nan(value: Any) -> None:
@@ -53,11 +53,7 @@ def _split_batch(output: Any, count: int) -> list[Any]:
     # `results_of` returns the items of a tensor with one dimension as Python numbers.
     parts = list(output) if isinstance(output, torch.Tensor) else parts
     # torch.save() would store the whole batch with a view.
-    return [tree_map(_own, part) for part in parts]
-
-
-def _own(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
+    return [tree_map_only(torch.Tensor, torch.clone, part) for part in parts]
 
 
 def _check_model(reference: str | None, info: ValidationInfo) -> str | None:
@@ -92,10 +88,8 @@ class _Files:
 
 
 def _samples(inputs: Sequence[str], load: str | None) -> Any:
-    if load is None:
-        # The reader is chosen per file, so a file without a reader fails alone.
-        return _Files(inputs, open_by_suffix)
-    if not is_reference(load):
+    if load is None or not is_reference(load):
+        # Without `load`, the reader is chosen per file, so a file without a reader fails alone.
         return _Files(inputs, choose_load(load, [], "the inputs"))
     found: Any = resolve_reference(load, "load")
     # Without the annotation, mypy would narrow the class to one that takes no arguments.
@@ -104,15 +98,13 @@ def _samples(inputs: Sequence[str], load: str | None) -> Any:
 
 
 def _collate(collate: str) -> Callable[[list[Any]], Any]:
-    if collate == "default":
-        return torch.utils.data.default_collate
-    if collate == "pad":
-        return pad_collate
+    if collate in _COLLATES:
+        return _COLLATES[collate]
     if is_reference(collate):
         found: Callable[[list[Any]], Any] = resolve_reference(collate, "collate")
         return found
     raise StepError(
-        f"collate={collate!r}: expected {', '.join(COLLATES)} or package.module:function."
+        f"collate={collate!r}: expected {', '.join(_COLLATES)} or package.module:function."
     )
 
 
@@ -165,8 +157,7 @@ class PredictItems:
         self._reference = model or (type(self).__qualname__ if self.given else str(weights))
         self._weights = weights if model or self.given else None
         self._device = device
-        self._copies: Copies | None = None
-        self._loaded: tuple[torch.device, Model] | None = None
+        self._loaded: tuple[Copies, Model] | None = None
         self._classes = classes
         self.collate_fn = _collate(collate)
         if collate == "default":
@@ -230,10 +221,7 @@ class PredictItems:
         Raises:
             ResultError: The model returned a plain tuple.
         """
-        device, model = self.load()
-        if self._copies is None:
-            self._copies = copies_of(device)
-        copies = self._copies
+        copies, model = self.load()
         with torch.inference_mode():
             moved = copies.to_device(batch)
             if isinstance(moved, dict):
@@ -261,10 +249,11 @@ class PredictItems:
             return self._classify(output)
         return {"prediction": output} if isinstance(output, torch.Tensor) else output
 
-    def load(self) -> tuple[torch.device, Model]:
-        """Return the device, and the model on it. The model is loaded once.
+    def load(self) -> tuple[Copies, Model]:
+        """Return what copies batches to the device and back, and the model on the device.
 
-        A file that changes later has no effect, because results of two models must not be mixed.
+        The model is loaded once. A file that changes later has no effect, because results of two
+        models must not be mixed.
 
         Raises:
             StepError, OptionError: The model cannot be loaded.
@@ -276,7 +265,7 @@ class PredictItems:
                 model = make_model(given, self._reference, device, self._weights)
             else:
                 model = load_model(self._reference, device, self._weights)
-            self._loaded = device, model
+            self._loaded = copies_of(device), model
         return self._loaded
 
     def _classify(self, scores: Any) -> dict[str, Any]:
