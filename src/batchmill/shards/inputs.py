@@ -1,14 +1,12 @@
 """Reads the inputs, the step and the settings of a shard from the run's plan."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchmill.execution.read_input import reads_in_parts
@@ -40,7 +38,6 @@ from batchmill.storage.remote import FileStat
 from batchmill.urls import join, last_part
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShardInputs:
     """The inputs of a shard that have no outcome yet, with the data needed to execute them.
 
@@ -49,46 +46,29 @@ class ShardInputs:
     ledger records. `check_step` raises StepError if the step is no longer the planned one.
     """
 
-    shard: Shard
-    spec: RunSpec
-    step: Step
-    table: pa.Table
-    plan_rows: Sequence[int]
-    columns: Sequence[Mapping[str, Any]]
-    origins: Mapping[str, Origin]
-    check_step: Callable[[], None]
-
-    @classmethod
-    def read(cls, ledger: Ledger, shard: Shard) -> "ShardInputs":
+    def __init__(self, ledger: Ledger, shard: Shard) -> None:
         """Read a shard's inputs, and load the step.
 
         Raises:
             StepError: The step cannot be loaded on this machine, or is not the planned one.
             LedgerError: The plan cannot be read.
         """
-        spec = read_spec(ledger, shard.run)
+        self.shard = shard
+        self.spec = spec = read_spec(ledger, shard.run)
         with ThreadPoolExecutor(1) as pool:
             rows = pool.submit(read_inputs, ledger, shard.run, shard.start, shard.stop)
-            step, planned = load_planned_step(ledger, spec, shard.pickle_digest)
-        table = rows.result()
-        plan_rows: Sequence[int] = range(shard.start, shard.stop)
+            self.step, planned = load_planned_step(ledger, spec, shard.pickle_digest)
+        self.table = rows.result()
+        self.plan_rows: Sequence[int] = range(shard.start, shard.stop)
         if shard.attempt > 1:
-            table, plan_rows = left_in(table, shard, recorded_in(ledger, shard.run))
-        columns = carried_rows(table)
-        origins = {
+            recorded = recorded_in(ledger, shard.run)
+            self.table, self.plan_rows = left_in(self.table, shard, recorded)
+        self.columns = carried_rows(self.table)
+        self.origins = {
             name: Origin(encode_manifest_columns(row), spec.identity, spec.run, shard.attempt)
-            for name, row in zip(table["input"].to_pylist(), columns, strict=True)
+            for name, row in zip(self.table["input"].to_pylist(), self.columns, strict=True)
         }
-        return cls(
-            shard=shard,
-            spec=spec,
-            step=step,
-            table=table,
-            plan_rows=plan_rows,
-            columns=columns,
-            origins=origins,
-            check_step=PlannedStep(step, spec.identity, planned).check,
-        )
+        self.check_step = PlannedStep(self.step, spec.identity, planned).check
 
     def __len__(self) -> int:
         return len(self.table)
@@ -161,15 +141,12 @@ class ShardInputs:
     def _companions(
         self, staging: StagingArea, identifier: str, seen: Mapping[str, SeenFile | None]
     ) -> dict[str, Companion | None]:
-        found: dict[str, Companion | None] = {}
+        found: dict[str, Companion | None] = dict.fromkeys(seen)
         for number, (column, file) in enumerate(seen.items()):
-            if file is None:
-                found[column] = None
-                continue
-            planned = FileStat(file.size, file.mtime_ns, file.etag)
-            # Two files of an input may have the same name.
-            folder = f"{identifier}.{number}"
-            found[column] = Companion(file.name, **self._place(staging, folder, file.name, planned))
+            if file:
+                # Two files of an input may have the same name.
+                place = f"{identifier}.{number}", file.name, FileStat(*file[1:4])
+                found[column] = Companion(file.name, **self._place(staging, *place))
         return found
 
     def _place(

@@ -57,7 +57,7 @@ def run_shard(
     ledger = Ledger(open_store(shard.dataset))
     if place:
         ledger.control.record_node(shard.run, shard.key, place)
-    inputs = ShardInputs.read(ledger, shard)
+    inputs = ShardInputs(ledger, shard)
     attempt = uuid.uuid4().hex[:12]
     prefix = f"{shard.run:06d}-{attempt}"
     limit = inputs.spec.pack_bytes
@@ -81,8 +81,7 @@ def run_shard(
             log.end()
         if inputs.spec.unsampled:
             used = _usage()
-            cpu_seconds = used.cpu_seconds - before.cpu_seconds
-            usage = used._replace(cpu_seconds=cpu_seconds)
+            usage = used._replace(cpu_seconds=used.cpu_seconds - before.cpu_seconds)
             ledger.control.record_usage(shard.run, shard.key, usage)
     return ShardResult(outcomes, time.perf_counter() - started)
 
