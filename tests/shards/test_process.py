@@ -118,16 +118,15 @@ def open_shards(words, tmp_path, monkeypatch):
 def answering(tmp_path, monkeypatch):
     """Return a function that starts a shard process which only executes some lines.
 
-    The lines have its `connection`, which has received a shard, and an `answer` to write to.
+    The lines have its `connection`, which has received a shard.
     """
 
     def answering(lines):
         (tmp_path / "child.py").write_text(
-            "import io, os, signal, socket, sys\n"
-            "from batchmill.shards import process\n"
-            "answer = io.BytesIO()\n"
-            "connection = socket.socket(fileno=int(sys.argv[4]))\n"
-            "connection.recv(2**20)\n" + lines
+            "import os, signal, sys\n"
+            "from multiprocessing.connection import Connection\n"
+            "connection = Connection(int(sys.argv[4]))\n"
+            "connection.recv_bytes()\n" + lines
         )
         child = tmp_path / "child"
         # A shell, because the path of Python may contain a space.
@@ -145,8 +144,8 @@ def answering(tmp_path, monkeypatch):
 def test_an_answer_that_a_killed_process_did_not_finish_is_a_lost_process(answering, open_shards):
     """Not an error of the shard, whose inputs then would not be executed again."""
     process = answering(
-        "process._send(answer, 'x' * 100_000)\n"
-        "connection.sendall(answer.getvalue()[:-100])\n"
+        "size = 100_000\n"
+        "os.write(connection.fileno(), size.to_bytes(4) + bytes(size - 100))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     with pytest.raises(ShardProcessDiedError, match="SIGKILL"):
@@ -155,11 +154,7 @@ def test_an_answer_that_a_killed_process_did_not_finish_is_a_lost_process(answer
 
 def test_a_connection_error_of_a_shard_is_not_the_end_of_its_process(answering, open_shards):
     """The parent would wait for the end of a process that is alive."""
-    process = answering(
-        "process._send(answer, ConnectionResetError('the store'))\n"
-        "connection.sendall(answer.getvalue())\n"
-        "connection.recv(1)\n"
-    )
+    process = answering("connection.send(ConnectionResetError('the store'))\nconnection.recv()\n")
     with pytest.raises(ConnectionResetError, match="the store"):
         process.run(open_shards("step")[0], [], print)
 

@@ -11,13 +11,13 @@ import os
 import pickle
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any
 
 from batchmill.outcome import Outcome
@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 _END_SECONDS = 10
 _SHOWN_BYTES = 4096
-# The size of a message, before it. A pickle alone does not reveal in all cases that its end is cut.
-_SIZE = struct.Struct("<Q")
+# The thread that ends an overdue batch reports an outcome, too.
+_sending = threading.Lock()
 
 
 class ShardProcessDiedError(Exception):
@@ -78,7 +78,7 @@ class ShardProcess:
                 start_new_session=True,
             )
         self._socket = ours
-        self._channel = ours.makefile("rwb")
+        self._channel = Connection(os.dup(ours.fileno()))
         threading.Thread(target=self._close_when_dead, name="shard-process", daemon=True).start()
 
     def run(
@@ -107,7 +107,7 @@ class ShardProcess:
             _send(self._channel, (shard, list(access), sys.path, self.gpu))
         while True:
             try:
-                answer = _receive(self._channel)
+                answer = self._channel.recv()
             except (EOFError, OSError) as error:
                 self._process.wait()
                 raise ShardProcessDiedError(self._describe_end()) from error
@@ -142,8 +142,7 @@ class ShardProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        with suppress(OSError):
-            self._channel.close()
+        self._channel.close()
         self._socket.close()
         self._printed.close()
 
@@ -201,11 +200,11 @@ def serve(descriptor: int, parent: int, place: str) -> None:
 
     end_with_parent(parent)
 
-    with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as channel:
+    with Connection(descriptor) as channel:
         while True:
             try:
-                shard, access, sys.path[:], gpu = _receive(channel)
-            except (EOFError, ConnectionError):
+                shard, access, sys.path[:], gpu = channel.recv()
+            except (EOFError, OSError):
                 _end_processes()
                 return
             if gpu:
@@ -228,7 +227,7 @@ def _end_processes() -> None:
     kill_descendants(frozenset(trackers))
 
 
-def _answer(shard: Shard, access: Sequence[Access], channel: Any) -> Any:
+def _answer(shard: Shard, access: Sequence[Access], channel: Connection) -> Any:
     """Run a shard. Return its result as a plain tuple, or the exception that it raised."""
 
     def report(outcome: Outcome) -> None:
@@ -242,24 +241,15 @@ def _answer(shard: Shard, access: Sequence[Access], channel: Any) -> Any:
         return error
 
 
-def _send(channel: Any, message: Any) -> None:
+def _send(channel: Connection, message: Any) -> None:
     try:
         data = pickle.dumps(message)
     except Exception:
         if not isinstance(message, BaseException):
             raise
         data = pickle.dumps(RuntimeError(f"{type(message).__name__}: {message}"))
-    channel.write(_SIZE.pack(len(data)) + data)
-    channel.flush()
-
-
-def _receive(channel: Any) -> Any:
-    """Return the next message. Raise EOFError if the other side ended before or within it."""
-    start = channel.read(_SIZE.size)
-    data = channel.read(*_SIZE.unpack(start)) if len(start) == _SIZE.size else b""
-    if not data or len(data) < _SIZE.unpack(start)[0]:
-        raise EOFError
-    return pickle.loads(data)  # noqa: S301  # From our parent or our own child.
+    with _sending:
+        channel.send_bytes(data)
 
 
 if __name__ == "__main__":
