@@ -42,13 +42,9 @@ def fetch_and_read(item: Input) -> Fingerprint:
     seen = _read_folder(item) if item.is_folder else None
     if not item.companions:
         return seen or _read(item)
-    files: dict[str, SeenFile | None] = dict.fromkeys(item.companions)
-    contents: dict[str, tuple[str, str] | None] = dict.fromkeys(item.companions)
-    for column, file in item.companions.items():
-        if file:
-            found = _read(file)
-            files[column] = _seen_file(file.name, found)
-            contents[column] = (file.name, found.content)
+    read = {column: file and (file.name, _read(file)) for column, file in item.companions.items()}
+    files = {column: file and _seen_file(*file) for column, file in read.items()}
+    contents = {column: file and (file[0], file[1].content) for column, file in read.items()}
     seen = seen or _read(item)
     return seen._replace(
         content=joint_content(seen.content, contents) if seen.content else "",
@@ -102,27 +98,27 @@ def _read(item: Input | Companion) -> Fingerprint:
             os.makedirs(os.path.dirname(item.path), exist_ok=True)
             return transfer.fetch_head(item.url, item.path)
         return _fetch(item, item.planned) if item.planned else fingerprint(item.path)
-    except (OSError, StoreError) as error:
-        if isinstance(error, OSError) and error.errno not in _NO_FILE:
-            raise
-        cause = error.__cause__ if isinstance(error, StoreError) else error
-        if isinstance(error, StoreError) and isinstance(cause, PermissionError):
+    except StoreError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise _missing(item, error.reason) from error
+        if isinstance(error.__cause__, PermissionError):
             remote.check_bucket(item.url)  # Raises if the bucket denies access to all inputs.
-            # Without its cause, the error concerns only this input.
-            raise StoreError(error.path, error.reason) from None
-        if isinstance(error, StoreError) and not isinstance(cause, FileNotFoundError):
-            if item.url.startswith(("http://", "https://")):
-                # Other inputs may be on other servers.
-                raise StoreError(error.path, error.reason) from None
+        elif not is_web(item.url):  # Other inputs may be on other web servers.
+            raise
+        # Without its cause, the error concerns only this input.
+        raise StoreError(error.path, error.reason) from None
+    except OSError as error:
+        if error.errno not in _NO_FILE:
             raise
         if not item.url and has_escaped_file(item.path):
-            raise MissingError(
-                f"{item.path}: the file's name is not UTF-8. Rename the file."
-            ) from error
-        why = error.reason if isinstance(error, StoreError) else "no such file."
-        raise MissingError(
-            f"{item.url or item.path}: {why} Create the file, or remove it from the manifest."
-        ) from error
+            text = f"{item.path}: the file's name is not UTF-8. Rename the file."
+            raise MissingError(text) from error
+        raise _missing(item, "no such file.") from error
+
+
+def _missing(item: Input | Companion, why: str) -> MissingError:
+    place = item.url or item.path
+    return MissingError(f"{place}: {why} Create the file, or remove it from the manifest.")
 
 
 def _fetch(item: Input | Companion, planned: remote.FileStat) -> Fingerprint:
