@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from batchmill.execution.rows import fields_of, is_record
+from batchmill.execution.rows import fields_of
 from batchmill.execution.run_input import conclude, fail
 from batchmill.execution.staging import Input, StagingArea, stage
 from batchmill.outcome import Fault, Outcome, UnstoredOutcome
@@ -58,19 +58,20 @@ class BatchRunner:
         begin = getattr(self.torch_dataset, "begin_batch", None)
         started = time.perf_counter()
         if batch.fault:
-            return _finished(batch, self._failed(work, batch.fault, started))
-        if not begin:
+            outcomes = self._failed(work, batch.fault, started)
+        elif not begin:
             process = self.torch_dataset.process_batch
-            call = partial(self._call, process, batch.data, work.inputs)
-            return _finished(batch, self._finish(work, call))
-        try:
-            finish = self._call(begin, batch.data, work.inputs)
-        except KeyboardInterrupt:
-            raise  # Batches are processed in the process that receives Ctrl-C.
-        except BaseException as error:
-            return _finished(batch, self._failed(work, error, started))
-        work.seconds = time.perf_counter() - started
-        return BegunBatch(batch.indices, partial(self._finish, work, finish), is_in_flight=True)
+            outcomes = self._finish(work, partial(self._call, process, batch.data, work.inputs))
+        else:
+            try:
+                finish = partial(self._finish, work, self._call(begin, batch.data, work.inputs))
+                work.seconds = time.perf_counter() - started
+                return BegunBatch(batch.indices, finish, is_in_flight=True)
+            except KeyboardInterrupt:
+                raise  # Batches are processed in the process that receives Ctrl-C.
+            except BaseException as error:
+                outcomes = self._failed(work, error, started)
+        return BegunBatch(batch.indices, lambda: outcomes, is_in_flight=False)
 
     def _call(self, method: Callable[..., Any], data: Any, inputs: Sequence[Input]) -> Any:
         """Call a method of the step with a batch, and with output folders if it takes them."""
@@ -119,10 +120,8 @@ class BatchRunner:
     def execute_one(self, index: int) -> Any:
         """Load, collate and process one input in this process, and return its result."""
         data = self.collate([self.torch_dataset[index]])
-        extra = {}
-        if "outs" in self.step.given:
-            extra = {"outs": [self.staging.folder / self.inputs[index].input_id]}
-        return results_of(self.torch_dataset.process_batch(data, **extra), 1)[0]
+        process = self.torch_dataset.process_batch
+        return results_of(self._call(process, data, [self.inputs[index]]), 1)[0]
 
 
 @dataclasses.dataclass
@@ -132,10 +131,6 @@ class _Work:
     inputs: Sequence[Input]
     notes: Sequence[Any]
     seconds: float = 0.0
-
-
-def _finished(batch: Batch, outcomes: Sequence[Outcome | UnstoredOutcome]) -> BegunBatch:
-    return BegunBatch(batch.indices, lambda: outcomes, is_in_flight=False)
 
 
 def results_of(given: Any, count: int) -> list[Any]:
@@ -160,12 +155,10 @@ def results_of(given: Any, count: int) -> list[Any]:
     """
     if given is None:
         return [None] * count
-    if not is_record(given):
+    fields = fields_of(given)
+    if fields is None:
         return _values_of(given, count, _WHOLE_RESULT)
-    parts = {
-        str(name): _values_of(value, count, repr(str(name)))
-        for name, value in fields_of(given).items()
-    }
+    parts = {str(name): _values_of(value, count, repr(str(name))) for name, value in fields.items()}
     return [{name: values[i] for name, values in parts.items()} for i in range(count)]
 
 

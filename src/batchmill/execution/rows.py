@@ -70,7 +70,7 @@ def rows_of(result: object, reserved: Set[str] = RESERVED_KEYS) -> list[Row]:
         return []
     if isinstance(result, Iterator):
         return [_as_row(detached(item), reserved) for item in result if item is not None]
-    if isinstance(result, list) and all(is_record(item) for item in result):
+    if isinstance(result, list) and all(fields_of(item) is not None for item in result):
         return [_as_row(item, reserved) for item in result]
     return [_as_row(result, reserved)]
 
@@ -80,11 +80,12 @@ def detached(item: Any) -> Any:
 
     Values become plain values, except files.
     """
-    if not is_record(item):
+    fields = fields_of(item)
+    if fields is None:
         return item if type(item) in _DETACHED else _plain(item, "value")
     return {
         key: value if type(value) in _DETACHED else _plain(value, str(key))
-        for key, value in fields_of(item).items()
+        for key, value in fields.items()
     }
 
 
@@ -120,34 +121,26 @@ def _as_json(rows: list[Row]) -> bytes:
     return _JSON.encode(rows).encode("utf-8", "replace")
 
 
-def is_record(value: object) -> bool:
-    """Return whether a value is a mapping, NamedTuple or dataclass."""
-    return (
-        type(value) is dict  # The usual case. The other checks take ten times as long.
-        or isinstance(value, Mapping)
-        or (isinstance(value, tuple) and hasattr(value, "_asdict"))
-        or (dataclasses.is_dataclass(value) and not isinstance(value, type))
-        or hasattr(type(value), "model_fields")  # A pydantic model.
-    )
-
-
-def fields_of(record: Any) -> Row:
-    """Return the fields of a mapping, NamedTuple, dataclass or pydantic model."""
-    if type(record) is dict or isinstance(record, Mapping):
-        return dict(record)
-    if isinstance(record, tuple):
-        fields: Row = record._asdict()  # type: ignore[attr-defined]
+def fields_of(value: Any) -> Row | None:
+    """Return the fields of a mapping, NamedTuple, dataclass or pydantic model. None for others."""
+    # Most values are a dict. The other checks take ten times as long.
+    if type(value) is dict or isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        fields: Row = value._asdict()
         return fields
-    if dataclasses.is_dataclass(record):
-        return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
-    # Not `dict(record)`: a model may have an `__iter__` of its own, and yields cached properties.
-    return {name: getattr(record, name) for name in type(record).model_fields} | (
-        record.model_extra or {}
-    )
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if hasattr(type(value), "model_fields"):  # A pydantic model.
+        # Not `dict(value)`: a model may have an own `__iter__`, and yields cached properties.
+        named = {name: getattr(value, name) for name in type(value).model_fields}
+        return named | (value.model_extra or {})
+    return None
 
 
 def _as_row(value: Any, reserved: Set[str]) -> Row:
-    row = _with_text_keys(fields_of(value)) if is_record(value) else {"value": value}
+    fields = fields_of(value)
+    row = {"value": value} if fields is None else _with_text_keys(fields)
     if len(row) > MAX_KEYS:
         raise ValueError(
             f"a row has {len(row):,} keys. At most {MAX_KEYS:,} are allowed, because each key is a "
@@ -190,8 +183,9 @@ def _plain(value: Any, where: str, level: int = 1) -> Any:
         return float(value)
     if type(value).__name__ in ("NAType", "NaTType"):  # pandas' missing values
         return None
-    if is_record(value):
-        record = _with_text_keys(fields_of(value))
+    fields = fields_of(value)
+    if fields is not None:
+        record = _with_text_keys(fields)
         return {key: _plain(item, where, level + 1) for key, item in record.items()}
     if isinstance(value, list | tuple | set | frozenset):
         items = sorted(value) if isinstance(value, set | frozenset) else value
