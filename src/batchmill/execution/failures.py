@@ -97,27 +97,22 @@ def failure_of(
     # `_CLASS_NAME` reads the real name: a class may override `__class__` and `__name__`.
     name = printable(_CLASS_NAME(type(error)))
     outcome = outcome_of(item, staging, "failed", name, printable(text_of(error)), seconds)
-    refusal = _refusal_in(error)
+    refusal = max(_refusals_in(error), key=_seconds_of, default=None)
     if refusal:
         outcome = outcome._replace(retry_after=_seconds_of(refusal))
     if outcome.retry_after > LONGEST_RETRY_AFTER:
         limit = f"The longest pause is {LONGEST_RETRY_AFTER:,.0f} s, so this run does not retry it."
         outcome = outcome._replace(message=f"{outcome.message}. {limit}")
-    if refusal is error:
-        return outcome
-    if isinstance(error, OutputError):
+    if refusal is error or isinstance(error, OutputError):
         return outcome
     return outcome._replace(traceback=_traceback_of(error))
 
 
-def _refusal_in(error: BaseException) -> RetryAfter | None:
-    """Return the RetryAfter with the longest pause that a step raised, also in a group."""
-    if isinstance(error, RetryAfter):
-        return error
-    if not isinstance(error, BaseExceptionGroup):
-        return None
-    found = [refusal for one in error.exceptions if (refusal := _refusal_in(one))]
-    return max(found, key=_seconds_of, default=None)
+def _refusals_in(error: BaseException) -> list[RetryAfter]:
+    """Return each RetryAfter that a step raised, also in a group."""
+    if isinstance(error, BaseExceptionGroup):
+        return [refusal for one in error.exceptions for refusal in _refusals_in(one)]
+    return [error] if isinstance(error, RetryAfter) else []
 
 
 def _seconds_of(refusal: RetryAfter) -> float:

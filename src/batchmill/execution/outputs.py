@@ -14,7 +14,6 @@ from batchmill.execution.rows import File, Row
 from batchmill.execution.staging import StagingArea, empty
 from batchmill.layout import FILES, OUTPUT_COLUMN
 from batchmill.outcome import WrittenFile
-from batchmill.storage.addresses import Address
 from batchmill.storage.fingerprints import fingerprint
 from batchmill.storage.store import Upload
 
@@ -59,23 +58,24 @@ def place_outputs(
         OutputError: The rows and the folder do not have the same files, or a file is not allowed.
         StoreError: The files cannot be written to the dataset.
     """
-    if not staged and not any(_names_files(row) for row in rows):
-        return PlacedOutputs()
     if staged:
         _check_folder(staged)
     named = _named(rows, staged)
+    if not staged and not named:
+        return PlacedOutputs()
     names = sorted(_written(staged)) if staged else []
     _compare(set(named), set(names))
     # The files are hashed now, while they are in the page cache.
     written = {name: fingerprint(f"{staged}/{name}") for name in names}
     contents = {name: seen.content for name, seen in written.items()}
     folder = f"{FILES}/{folder_name(input_id, contents)}"
-    addresses: dict[str, Address] = {}
+    packed: dict[str, str] = {}
     uploads: Sequence[Upload] = ()
     if written and staged:
         packs = staging.packs
         if packs and sum(seen.size for seen in written.values()) <= packs.limit:
-            addresses = packs.add(staged, {name: f"{folder}/{name}" for name in names})
+            places = packs.add(staged, {name: f"{folder}/{name}" for name in names})
+            packed = {name: place.named(name) for name, place in places.items()}
             empty(staging, staged, names)
         else:
             uploads = staging.store.put_folder(staged, folder, contents)
@@ -83,12 +83,7 @@ def place_outputs(
         for row, key in naming:
             row[key] = f"{folder}/{name}"
     files = tuple(
-        WrittenFile(
-            f"{folder}/{name}",
-            seen.size,
-            seen.content,
-            addresses[name].named(name) if addresses else None,
-        )
+        WrittenFile(f"{folder}/{name}", seen.size, seen.content, packed.get(name))
         for name, seen in written.items()
     )
     return PlacedOutputs(files, uploads)
@@ -122,10 +117,6 @@ def _make_writable(folder: str | Path, mode: int) -> None:
     """Let this user change a folder. Otherwise no later run could remove its files."""
     if mode & stat.S_IRWXU != stat.S_IRWXU:
         os.chmod(folder, stat.S_IMODE(mode) | stat.S_IRWXU)
-
-
-def _names_files(row: Row) -> bool:
-    return OUTPUT_COLUMN in row or any(type(value) is File for value in row.values())
 
 
 def _named(rows: Iterable[Row], staged: Path | None) -> dict[str, list[tuple[Row, str]]]:
