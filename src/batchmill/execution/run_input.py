@@ -144,14 +144,8 @@ def load(
     Returns:
         The sample, and its fingerprint and time; or the input's outcome if loading failed.
     """
-
-    def call(_: Fingerprint) -> Any:
-        return indexed()
-
-    def keep(sample: Any, loaded: Loaded) -> tuple[Any, Loaded]:
-        return sample, loaded
-
-    return _without_waiting(_run(step, item, staging, hooks, call, keep, None))
+    call, then = lambda _: indexed(), lambda sample, loaded: (sample, loaded)
+    return _without_waiting(_run(step, item, staging, hooks, call, then, None))
 
 
 async def _run_and_place(
