@@ -64,11 +64,9 @@ class ShardProcess:
         # A file without a name for the output of the process. It is shown if the process dies.
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115  # Closed by `end`.
         with theirs:
+            arguments = [str(theirs.fileno()), str(os.getpid()), place]
             self._process = subprocess.Popen(
-                [
-                    *[sys.executable, "-P", "-m", "batchmill.shards.process"],
-                    *[str(theirs.fileno()), str(os.getpid()), place],
-                ],
+                [sys.executable, "-P", "-m", "batchmill.shards.process", *arguments],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 # In a notebook or a test, sys.stderr may have no file descriptor.

@@ -73,8 +73,8 @@ class ShardProcesses:
             self._idle.pop().end()
 
 
-# A process for the next run of this Python session.
-_ready: ShardProcess | None = None
+# At most one process, for the next run of this Python session.
+_ready: list[ShardProcess] = []
 _ready_lock = threading.Lock()
 _keeps_ready = False
 
@@ -93,31 +93,27 @@ def keep_ready() -> None:
 
 
 def _make_ready() -> None:
-    global _ready
     with _ready_lock:
-        if _keeps_ready and _ready is None:
-            _ready = ShardProcess()
+        if _keeps_ready and not _ready:
+            _ready.append(ShardProcess())
 
 
 def _take_ready() -> ShardProcess | None:
     """Return the process that is ready. None if it is missing, or this process has changed."""
-    global _ready
     with _ready_lock:
-        if _ready and _ready.is_current:
-            process, _ready = _ready, None
-            return process
+        if _ready and _ready[0].is_current:
+            return _ready.pop()
     _end_ready()
     return None
 
 
 def _end_ready() -> None:
-    global _ready
     with _ready_lock:
+        process = _ready.pop() if _ready else None
         # In a fork of this process, the process that is ready belongs to the parent.
-        if _ready and _ready.parent == os.getpid():
-            _ready.kill()
-            _ready.end()
-        _ready = None
+        if process and process.parent == os.getpid():
+            process.kill()
+            process.end()
 
 
 _shared: ContextVar[ShardProcesses | None] = ContextVar("shard_processes", default=None)

@@ -65,11 +65,10 @@ def unfinished(shards: Sequence[Shard]) -> list[list[int]]:
     """Return the plan's row numbers without an outcome yet, as one list per shard."""
     ledger = Ledger(open_store(shards[0].dataset))
     recorded = recorded_in(ledger, shards[0].run)
-    rows = []
-    for shard in shards:
-        table = read_inputs(ledger, shard.run, shard.start, shard.stop)
-        rows.append(left_in(table, shard, recorded)[1])
-    return rows
+    return [
+        left_in(read_inputs(ledger, shard.run, shard.start, shard.stop), shard, recorded)[1]
+        for shard in shards
+    ]
 
 
 def place_of(shard: Shard) -> str | None:
