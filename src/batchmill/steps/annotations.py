@@ -75,15 +75,10 @@ def read_labels(
     """
     if place is None:
         return None
-    if not os.path.isdir(place):
-        return Labels(
-            _listed_for(source, _read(Path(place), label_column), place, one_for_all=True)
-        )
-    found = [
-        annotation
-        for table in _tables_of(source, Path(place))
-        for annotation in _listed_for(source, _read(table, label_column), str(table))
-    ]
+    is_folder = os.path.isdir(place)
+    found: list[Annotation] = []
+    for table in _tables_of(source, Path(place)) if is_folder else [Path(place)]:
+        found += _listed_for(source, table, label_column, one_for_all=not is_folder)
     return Labels(found)
 
 
@@ -145,12 +140,13 @@ def _tables_of(source: Path, folder: Path) -> list[Path]:
 
 
 def _listed_for(
-    source: Path, table: _Table, place: str, *, one_for_all: bool = False
+    source: Path, place: Path, label_column: str | None, *, one_for_all: bool
 ) -> list[Annotation]:
     """Return the annotations in a table that belong to a recording.
 
     A table that names recordings in a column may have annotations of several.
     """
+    table = _read(place, label_column)
     listed = table.listed
     if not any(each.file for each in listed):
         if one_for_all and listed:
