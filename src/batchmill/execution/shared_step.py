@@ -5,8 +5,8 @@ import inspect
 import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from contextvars import copy_context
-from dataclasses import replace
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field, replace
 
 from batchmill.step.load import Step
 
@@ -26,32 +26,27 @@ async def opened_step(step: Step) -> AsyncIterator[Step]:
         yield replace(step, target=entered if callable(entered) else target, params=params)
 
 
+@dataclass
 class SharedStep:
     """The step that all inputs of a worker share.
 
     It is opened for the first input. If that raises an error, the error is the outcome of all
     inputs that wait for it, and the next attempt at one opens it again.
 
-    Args:
+    Attributes:
         step: The step, which is not opened yet.
         setting_up: The context in which the step is opened and closed.
         warn: Called with a warning if the step raises an error when it is closed.
     """
 
-    def __init__(
-        self,
-        step: Step,
-        setting_up: Callable[[], AbstractContextManager[None]],
-        warn: Callable[[str], None],
-    ) -> None:
-        self._step = step
-        self._setting_up = setting_up
-        self._warn = warn
-        self._closing = asyncio.Event()
-        # The text that a step prints while it is opened belongs to the worker, not to an input.
-        self._context = copy_context()
-        self._ready: asyncio.Future[Step] | None = None
-        self._owner: asyncio.Task[None] | None = None
+    step: Step
+    setting_up: Callable[[], AbstractContextManager[None]]
+    warn: Callable[[str], None]
+    _closing: asyncio.Event = field(default_factory=asyncio.Event)
+    # The text that a step prints while it is opened belongs to the worker, not to an input.
+    _context: Context = field(default_factory=copy_context)
+    _ready: asyncio.Future[Step] | None = None
+    _owner: asyncio.Task[None] | None = None
 
     async def get(self) -> Step:
         """Return the opened step. Raises any error of the user's class."""
@@ -68,9 +63,9 @@ class SharedStep:
             await self._owner
 
     async def _own(self, ready: asyncio.Future[Step]) -> None:
-        opening = opened_step(self._step)
+        opening = opened_step(self.step)
         try:
-            with self._setting_up():
+            with self.setting_up():
                 step = await opening.__aenter__()
         except BaseException as error:  # noqa: BLE001  # The user's class raised it.
             self._ready = None
@@ -79,8 +74,8 @@ class SharedStep:
         ready.set_result(step)
         await self._closing.wait()
         try:
-            with self._setting_up():
+            with self.setting_up():
                 await opening.__aexit__(None, None, None)
         except BaseException as error:  # noqa: BLE001  # The user's class raised it.
             where = "".join(traceback.format_exception(error))
-            self._warn(f"step {self._step.ref}: leaving it raised an error.\n{where}")
+            self.warn(f"step {self.step.ref}: leaving it raised an error.\n{where}")

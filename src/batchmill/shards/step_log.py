@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from batchmill.execution.failures import printable
@@ -19,22 +20,20 @@ class StepLines(NamedTuple):
     lines: tuple[str, ...]
 
 
+@dataclass
 class StepLog:
     """Selects the lines to forward: the last ones of each input, and a limited number per second.
 
-    Args:
+    Attributes:
         send: Called with the lines to forward.
         clock: Returns a time in seconds.
     """
 
-    def __init__(
-        self, send: Callable[[StepLines], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._send = send
-        self._clock = clock
-        self._second = 0.0
-        self._sent = 0
-        self._left_out = 0
+    send: Callable[[StepLines], None]
+    clock: Callable[[], float] = time.monotonic
+    _second: float = 0.0
+    _sent: int = 0
+    _left_out: int = 0
 
     def add(self, outcome: Outcome) -> Outcome:
         """Forward the log of an outcome. Return the outcome to record: `ok` needs no log."""
@@ -42,7 +41,7 @@ class StepLog:
         shown, hidden = lines[-_LINES_PER_INPUT:], len(lines[:-_LINES_PER_INPUT])
         if hidden:
             shown.insert(0, f"... {hidden:,} earlier lines left out")
-        now = self._clock()
+        now = self.clock()
         if now - self._second >= 1:
             self._second, self._sent = now, 0
         if self._sent + len(shown) > _LINES_PER_SECOND:
@@ -50,12 +49,12 @@ class StepLog:
         elif shown:
             self._sent += len(shown)
             self.end()
-            self._send(StepLines(outcome.input, tuple(shown)))
+            self.send(StepLines(outcome.input, tuple(shown)))
         return outcome._replace(log="") if outcome.kind == "ok" else outcome
 
     def end(self) -> None:
         """Report the number of lines that were left out since the last report."""
         if self._left_out:
             text = f"{self._left_out:,} lines left out, more than {_LINES_PER_SECOND} per second"
-            self._send(StepLines("", (text,)))
+            self.send(StepLines("", (text,)))
             self._left_out = 0
