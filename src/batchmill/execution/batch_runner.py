@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from torch.utils.data import default_collate
+
 from batchmill.execution.rows import fields_of
 from batchmill.execution.run_input import conclude, fail
 from batchmill.execution.staging import Input, StagingArea, stage
@@ -36,11 +38,7 @@ class BatchRunner:
     def collate(self, samples: list[Any]) -> Any:
         """Collate samples with the torch Dataset's `collate_fn`, or with torch's default."""
         own = getattr(self.torch_dataset, "collate_fn", None)
-        if own is not None:
-            return own(samples)
-        from torch.utils.data import default_collate
-
-        return default_collate(samples)
+        return default_collate(samples) if own is None else own(samples)
 
     @property
     def pins_memory(self) -> bool:
@@ -67,8 +65,6 @@ class BatchRunner:
                 finish = partial(self._finish, work, self._call(begin, batch.data, work.inputs))
                 work.seconds = time.perf_counter() - started
                 return BegunBatch(batch.indices, finish, is_in_flight=True)
-            except KeyboardInterrupt:
-                raise  # Batches are processed in the process that receives Ctrl-C.
             except BaseException as error:
                 outcomes = self._failed(work, error, started)
         return BegunBatch(batch.indices, lambda: outcomes, is_in_flight=False)
@@ -86,8 +82,6 @@ class BatchRunner:
         started = time.perf_counter()
         try:
             results = results_of(call(), len(work.inputs))
-        except KeyboardInterrupt:
-            raise  # Batches are processed in the process that receives Ctrl-C.
         except BaseException as error:
             return self._failed(work, error, started)
         seconds = (work.seconds + time.perf_counter() - started) / len(work.inputs)
@@ -100,6 +94,8 @@ class BatchRunner:
         self, work: "_Work", error: BaseException | Fault, started: float
     ) -> Sequence[Outcome | UnstoredOutcome]:
         """Return the outcomes of a batch of one that failed. Raises an error for a larger batch."""
+        if isinstance(error, KeyboardInterrupt):
+            raise error  # Batches are processed in the process that receives Ctrl-C.
         if isinstance(error, BaseException) and is_broken_device(error):
             raise BrokenDeviceError(f"the device stopped working: {error}") from error
         out_of_memory = isinstance(error, BaseException) and is_out_of_memory(error)

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
@@ -70,12 +71,10 @@ def execute(step: Step, item: Input, staging: StagingArea, indexed: Callable[[],
 
 def _in_new_loop(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
     """Run a coroutine in an event loop of its own, and wait for it."""
-    is_running = True
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        is_running = False
-    if not is_running:
+    running = None
+    with suppress(RuntimeError):
+        running = asyncio.get_running_loop()
+    if not running:
         return asyncio.run(coroutine)
     # A notebook runs an event loop in this thread.
     with ThreadPoolExecutor(1) as pool:
@@ -114,10 +113,10 @@ def run_step(
         is remote, the output files are not uploaded yet.
     """
 
-    def call(seen: Fingerprint) -> list[Row]:
+    def call(ready: Step, seen: Fingerprint) -> list[Row]:
         if hooks.confined:
             return rows_of(read_answer(hooks.confined()), staging.reserved)
-        return call_step(step, item, staging, indexed, seen)
+        return call_step(ready, item, staging, indexed, seen)
 
     return _without_waiting(_run_and_place(step, item, staging, hooks, call))
 
@@ -127,11 +126,9 @@ async def run_async_step(
 ) -> Outcome | UnstoredOutcome:
     """Run an async step on one input. Never raises. See `run_step`."""
 
-    async def call(seen: Fingerprint) -> list[Row]:
-        ready = await hooks.opened() if hooks.opened else step
+    def call(ready: Step, seen: Fingerprint) -> Awaitable[list[Row]]:
         calling = await_step(ready, item, staging, seen)
-        rows: list[Row] = await (hooks.limit(calling) if hooks.limit else calling)
-        return rows
+        return hooks.limit(calling) if hooks.limit else calling
 
     return await _run_and_place(step, item, staging, hooks, call)
 
@@ -144,7 +141,7 @@ def load(
     Returns:
         The sample, and its fingerprint and time; or the input's outcome if loading failed.
     """
-    call, then = lambda _: indexed(), lambda sample, loaded: (sample, loaded)
+    call, then = lambda *_: indexed(), lambda sample, loaded: (sample, loaded)
     return _without_waiting(_run(step, item, staging, hooks, call, then, None))
 
 
@@ -153,7 +150,7 @@ async def _run_and_place(
     item: Input,
     staging: StagingArea,
     hooks: StepHooks,
-    call: Callable[[Fingerprint], Any],
+    call: Callable[[Step, Fingerprint], Any],
 ) -> Outcome | UnstoredOutcome:
     """Run a step on one input with `call`, and move its files into the dataset."""
     writes = "out" in step.given or "outs" in step.given
@@ -167,7 +164,7 @@ async def _run(
     item: Input,
     staging: StagingArea,
     hooks: StepHooks,
-    call: Callable[[Fingerprint], Any],
+    call: Callable[[Step, Fingerprint], Any],
     then: Callable[[Any, Loaded], _Result],
     staged: Path | None,
 ) -> _Result | Outcome:
@@ -180,7 +177,7 @@ async def _run(
         item: The input. Its files are fetched first.
         staging: The folders of this attempt.
         hooks: Called before and after the step.
-        call: Returns the result of the step, or awaits it if the step is async.
+        call: Returns the result of the opened step, to be awaited if the step is async.
         then: Called with the result. Its own result is returned.
         staged: The folder to create for the step's files; None if it writes no files.
     """
@@ -196,11 +193,11 @@ async def _run(
         if staged:
             stage(staging, item)
         ours = False
-        if hooks.opened:
-            await hooks.opened()  # Its time is not that of an input.
+        # The time to open the step is not that of an input.
+        ready = await hooks.opened() if hooks.opened else step
         hooks.before()
         try:
-            made = call(seen)
+            made = call(ready, seen)
             result = await made if step.is_async else made
         finally:
             end_if_forked(pid)
