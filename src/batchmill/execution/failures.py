@@ -84,8 +84,8 @@ def failure_of(
         kind: Kind = "cancelled" if is_full else "failed"
         reported = outcome_of(item, staging, kind, error.error, error.message, seconds)
         return reported._replace(traceback=error.traceback)
-    if _disk_is_full(item, staging, error):
-        return outcome_of(item, staging, "cancelled", "StoreError", _no_room(staging), seconds)
+    if full := _full_disk(item, staging, error):
+        return outcome_of(item, staging, "cancelled", "StoreError", full, seconds)
     if ours and isinstance(error, StoreError):
         is_general = error.passing or error.general or isinstance(error.__cause__, PermissionError)
         kind = "cancelled" if is_general else "failed"
@@ -123,16 +123,18 @@ def _seconds_of(refusal: RetryAfter) -> float:
         return 0.0
 
 
-def _disk_is_full(item: Input, staging: StagingArea, error: BaseException | None = None) -> bool:
-    """Return whether a full disk, and not the input, caused a failure. Remove the input's files.
+def _full_disk(item: Input, staging: StagingArea, error: BaseException | None = None) -> str:
+    """Return a message if a full disk, and not the input, caused a failure; otherwise "".
 
-    A full disk can cause any error, and a library may have removed its incomplete file. If the disk
-    has ample space without this input's files, then this input has filled the disk itself.
+    Before it looks for ample space, it removes the input's files. A full disk can cause any error,
+    and a library may have removed its incomplete file. If the disk has ample space without this
+    input's files, then this input has filled the disk itself.
     """
     if all(map(has_room, _folders(staging))) and not _is_no_room(error):
-        return False
+        return ""
     _remove_files(item, staging)
-    return bool(_full_folders(staging))
+    full = _full_folders(staging)
+    return f"{full[0]}: {NO_ROOM}" if full else ""
 
 
 def _folders(staging: StagingArea) -> list[Path]:
@@ -142,11 +144,6 @@ def _folders(staging: StagingArea) -> list[Path]:
 def _full_folders(staging: StagingArea) -> list[Path]:
     """Return the folders of an attempt that do not have ample space."""
     return [folder for folder in _folders(staging) if not has_room(folder, _AMPLE_BYTES)]
-
-
-def _no_room(staging: StagingArea) -> str:
-    """Return a message that names the full disk by a folder on it."""
-    return f"{next(iter(_full_folders(staging)), staging.folder)}: {NO_ROOM}"
 
 
 def _remove_files(item: Input, staging: StagingArea) -> None:
@@ -186,9 +183,8 @@ def outcome_of(
 def lost(item: Input, staging: StagingArea, end: "WorkerExit") -> Outcome:
     """Return the outcome of an input whose process died, and remove the input's files."""
     outcome = outcome_of(item, staging, end.kind, end.error, end.message, end.seconds)
-    if _disk_is_full(item, staging):
-        message = _no_room(staging)
-        outcome = outcome._replace(kind="cancelled", error="StoreError", message=message)
+    if full := _full_disk(item, staging):
+        outcome = outcome._replace(kind="cancelled", error="StoreError", message=full)
     _remove_files(item, staging)
     if item.url:
         remove_folder(os.path.dirname(item.path))

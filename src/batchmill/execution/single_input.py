@@ -115,11 +115,9 @@ def _stat(place: str) -> FileStat | None:
         if stat is None:
             raise OptionError(f"{place}: no such file. Check the URL.")
         return stat
+    if os.path.isdir(place):
+        raise OptionError(f"{place}: is a folder. Name one file in it, or add --input-kind folder.")
     if not os.path.isfile(place):
-        if os.path.isdir(place):
-            raise OptionError(
-                f"{place}: is a folder. Name one file in it, or add --input-kind folder."
-            )
         raise OptionError(f"{place}: no such file. Check the path.")
     return None
 

@@ -4,7 +4,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -119,8 +119,10 @@ def stage(staging: StagingArea, item: Input) -> Path:
     staged = staging.folder / item.input_id
     try:
         _make_or_rename(staging.spares, staged)
-    except FileExistsError:  # An earlier attempt was killed.
-        remove_folder(staged)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        remove_folder(staged)  # An earlier attempt was killed.
         os.mkdir(staged)
     return staged
 
@@ -137,15 +139,10 @@ def empty(staging: StagingArea, staged: Path, names: Sequence[str]) -> None:
 
 
 def _make_or_rename(spares: list[Path], staged: Path) -> None:
-    """Create a folder, or give an empty one its name. Raises FileExistsError."""
+    """Create a folder, or give an empty one its name. Raises OSError, also if it has files."""
     while spares:
-        try:
+        # The list was inherited, and another worker may have used the folder.
+        with suppress(FileNotFoundError):
             os.rename(spares.pop(), staged)
             return
-        except FileNotFoundError:
-            continue  # The list was inherited, and another worker has used the folder.
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise
-            raise FileExistsError(*error.args) from error
     os.mkdir(staged)
