@@ -86,10 +86,6 @@ def split(
         for clip in selection.select(recording, length, hop, dtype):
             name = f"{clip.number:04d}.wav"
             soundfile.write(out / name, clip.samples, rate, subtype=subtype, format="WAV")
-            peak = _peak(clip.samples, dtype)
+            # As floats, because the lowest integer has no positive counterpart.
+            peak = float(np.abs(clip.samples.astype(np.float64)).max() / _FULL_SCALE[dtype])
             yield clip.row(name, source, sample_rate=rate, channels=recording.channels, peak=peak)
-
-
-def _peak(samples: Any, dtype: str) -> float:
-    # As a float, because the lowest integer has no positive counterpart.
-    return float(np.abs(samples.astype(np.float64)).max() / _FULL_SCALE[dtype])

@@ -200,16 +200,13 @@ def _fill(background: str, mode: str) -> Any:
 def _in_mode(image: Image.Image, mode: str, background: str) -> Image.Image:
     """Convert a picture of 8 or 16 bits to an 8-bit mode."""
     if image.mode == "I;16":
-        image = Image.fromarray(_eight_bits(np.asarray(image)))
+        # Scaled to 0..255 and rounded. All pictures are scaled in the same way.
+        samples = (np.asarray(image).astype(np.uint32) + 128) // 257
+        image = Image.fromarray(samples.astype(np.uint8))
     if image.mode.endswith("A") and not mode.endswith("A"):
         behind = Image.new("RGBA", image.size, _fill(background, "RGBA"))
         image = Image.alpha_composite(behind, image.convert("RGBA"))
     return image.convert(mode)
-
-
-def _eight_bits(samples: Any) -> Any:
-    """Scale 0..65535 to 0..255 and round. All pictures are scaled in the same way."""
-    return ((samples.astype(np.uint32) + 128) // 257).astype(np.uint8)
 
 
 def write_picture(

@@ -47,15 +47,6 @@ def _refuse_nan(value: Any) -> None:
         )
 
 
-def _split_batch(output: Any, count: int) -> list[Any]:
-    """Return the model's output for each sample. Raises ResultError."""
-    parts = results_of(output, count)
-    # `results_of` returns the items of a tensor with one dimension as Python numbers.
-    parts = list(output) if isinstance(output, torch.Tensor) else parts
-    # torch.save() would store the whole batch with a view.
-    return [tree_map_only(torch.Tensor, torch.clone, part) for part in parts]
-
-
 def _check_model(reference: str | None, info: ValidationInfo) -> str | None:
     if reference is not None:
         weights = (info.context or {}).get("weights")
@@ -348,9 +339,13 @@ class PredictArrays(Predict):
 
     def _write(self, output: Any, outs: Sequence[Path]) -> Any:
         scores = self._classify(output) if self._classes else {}
-        parts = _split_batch(output, len(outs))
+        parts = results_of(output, len(outs))
+        # `results_of` returns the items of a tensor with one dimension as Python numbers.
+        parts = list(output) if isinstance(output, torch.Tensor) else parts
         rows = results_of(scores, len(outs))
-        for number, (out, part) in enumerate(zip(outs, parts, strict=True)):
+        for number, (out, view) in enumerate(zip(outs, parts, strict=True)):
+            # torch.save() would store the whole batch with a view.
+            part = tree_map_only(torch.Tensor, torch.clone, view)
             if isinstance(part, torch.Tensor):
                 # NumPy has no numbers of the type bfloat16.
                 part = part.float() if part.dtype == torch.bfloat16 else part

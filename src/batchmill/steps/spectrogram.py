@@ -83,7 +83,9 @@ def log_mel(
         only_labelled=only_labelled,
     )
     with open_recording(source) as recording:
-        length, hop = _clip_frames(recording, seconds, overlap)
+        length = hop = recording.frames
+        if seconds is not None:
+            length, hop = to_frames(seconds, overlap, recording.samplerate)
         rate = sample_rate or recording.samplerate
         bank = mel_filters(rate, n_fft, n_mels, fmin, rate / 2 if fmax is None else fmax)
         for clip in selection.select(recording, length, hop, "float32"):
@@ -91,12 +93,6 @@ def log_mel(
             image = _decibels(_to_mono(clip, recording, rate), bank, n_fft, hop_length, top_db)
             np.save(out / name, image)
             yield clip.row(name, source, sample_rate=rate, mels=n_mels, frames=image.shape[1])
-
-
-def _clip_frames(recording: Recording, seconds: float | None, overlap: float) -> tuple[int, int]:
-    if seconds is None:
-        return recording.frames, recording.frames
-    return to_frames(seconds, overlap, recording.samplerate)
 
 
 def _to_mono(clip: Clip, recording: Recording, new_rate: int) -> np.ndarray:
