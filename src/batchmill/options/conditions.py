@@ -7,8 +7,8 @@ import ast
 import math
 import re
 import unicodedata
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -57,15 +57,17 @@ class Condition:
         # pandas reads each line as a condition of its own.
         self._text = _QUOTED.sub(word, " ".join(text.strip().splitlines()))
         self._words = columns
-        tree = ast.parse(self._text, mode="eval")
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+        nodes = [*ast.walk(ast.parse(self._text, mode="eval"))]
+        attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+        for node in attributes:
+            if node.attr.startswith("_"):
                 raise ValueError("a name after a dot begins with _")
-            if isinstance(node, ast.Call):
-                name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-                if not isinstance(node.func, ast.Name) and name not in _METHODS:
-                    allowed = ", ".join(sorted(_METHODS))
-                    raise ValueError(f"{name}() cannot be called, only {allowed}")
+        called = [node.func for node in nodes if isinstance(node, ast.Call)]
+        for function in called:
+            name = function.attr if isinstance(function, ast.Attribute) else ""
+            if not isinstance(function, ast.Name) and name not in _METHODS:
+                allowed = ", ".join(sorted(_METHODS))
+                raise ValueError(f"{name}() cannot be called, only {allowed}")
         real = {word: name for name, word in columns.items()}
 
         def column(node: ast.Name) -> str:
@@ -73,30 +75,15 @@ class Condition:
             written = ast.get_source_segment(self._text, node) or node.id
             return real.get(written, written)
 
-        called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-        self.names = {column(node) for node in names if id(node) not in called}
-        attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-        self.handled = {
-            column(node.value)
-            for node in attributes
-            if node.attr in _FOR_MISSING and isinstance(node.value, ast.Name)
-        }
+        def columns_in(parts: Iterable[ast.AST]) -> set[str]:
+            return {column(part) for part in parts if isinstance(part, ast.Name)}
 
-        self._compared_with_text = {
-            column(part)
-            for node in ast.walk(tree)
-            for part in _compared_with_text(node)
-            if isinstance(part, ast.Name)
-        }
-
+        self.names = columns_in(node for node in nodes if node not in called)
+        self.handled = columns_in(node.value for node in attributes if node.attr in _FOR_MISSING)
+        self._compared_with_text = columns_in(chain.from_iterable(map(_compared_with_text, nodes)))
         # In an expression, pandas calculates with floats, but not with Python's whole numbers.
-        self._calculated = {
-            column(part)
-            for node in filter(_is_calculation, ast.walk(tree))
-            for part in ast.walk(node)
-            if isinstance(part, ast.Name)
-        }
+        calculations = filter(_is_calculation, nodes)
+        self._calculated = columns_in(chain.from_iterable(map(ast.walk, calculations)))
 
     def columns_of(self, table: pa.Table) -> "pd.DataFrame":
         """Return the columns that the condition names, for `evaluate`.
