@@ -122,16 +122,11 @@ def _explanation(group: type[BaseModel], error: ValidationError) -> str:
     """Return a message about the first rejected option, in the wording of JSON Schema."""
     first = error.errors()[0]
     field = str(first["loc"][0]) if first["loc"] else ""
-    value, limits = first["input"], first.get("ctx", {})
+    value = first["input"]
     if first["type"] == "extra_forbidden":
         return unknown_option(field, group.model_fields)
     if first["type"] == "greater_than_equal":
-        return f"{option_name(field)}: {value} is less than the minimum of {limits['ge']:g}."
-    if first["type"] == "greater_than":
-        return (
-            f"{option_name(field)}: {value} is less than or equal to the minimum of "
-            f"{limits['gt']:g}."
-        )
+        return f"{option_name(field)}: {value} is less than the minimum of {first['ctx']['ge']:g}."
     expected = _EXPECTED.get(first["type"]) or first["msg"].removeprefix("Input should be ")
     return f"{option_name(field)} {value}: expected {expected}."
 
