@@ -146,7 +146,7 @@ def run_ray_shard(
         return log.end(result)
     finally:
         # Ray ends its workers immediately after the last shard, and unsent logs would be lost.
-        send_logs()
+        send(APILogWorker)
 
 
 def refusing_node(state: State[Any]) -> tuple[str, str]:
@@ -164,17 +164,12 @@ def refusing_node(state: State[Any]) -> tuple[str, str]:
     return node, reason
 
 
-def send_logs() -> None:
-    """Send the logs of this process to the Prefect API immediately."""
-    _drain(APILogWorker)
+def send(worker: type[APILogWorker | EventsWorker]) -> None:
+    """Send the logs or the events of this process to the Prefect API immediately.
 
-
-def send_events() -> None:
-    """Send the events of this process, such as the ends of task runs, to the Prefect API."""
-    _drain(EventsWorker)
-
-
-def _drain(worker: type[APILogWorker | EventsWorker]) -> None:
+    Args:
+        worker: The worker that sends them. Events are for example the ends of task runs.
+    """
     # If an event loop runs, as in a notebook, `drain_all` only returns a coroutine. No loop runs
     # in a new thread.
     with ThreadPoolExecutor(max_workers=1) as thread:

@@ -4,14 +4,15 @@ import asyncio
 import gc
 import warnings
 
-from batchmill.tasks.shard import send_logs
+from batchmill.tasks.shard import send
+from prefect.logging.handlers import APILogWorker
 
 
 def test_logs_are_sent_while_an_event_loop_runs():
     """In a notebook, the kernel's event loop always runs."""
 
     async def cell():
-        send_logs()
+        send(APILogWorker)
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -14,7 +14,9 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import FlowRunContext, SettingsContext, get_settings_context
+from prefect.events.worker import EventsWorker
 from prefect.exceptions import ObjectNotFound, PrefectException
+from prefect.logging.handlers import APILogWorker
 from prefect.settings import (
     PREFECT_API_AUTH_STRING,
     PREFECT_API_URL,
@@ -29,7 +31,7 @@ from prefect.states import Completed
 from batchmill.digests import readable_id
 from batchmill.errors import ServiceError
 from batchmill.orchestration.server.embedded_server import embedded_server
-from batchmill.tasks.shard import send_events, send_logs
+from batchmill.tasks.shard import send
 from batchmill.url_secrets import hide_secrets
 
 logger = logging.getLogger(__name__)
@@ -76,8 +78,8 @@ def shared_api() -> Iterator[None]:
             yield
         finally:
             # They must arrive before the server ends. It records the events at its end.
-            send_events()
-            send_logs()
+            send(EventsWorker)
+            send(APILogWorker)
 
 
 @contextmanager
