@@ -12,12 +12,7 @@ from batchmill.flows.deployment_checks import refuse_relative
 from batchmill.flows.parameter_schema import in_schema, titled
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterDeploymentId,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
+from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.logging import get_run_logger
@@ -85,15 +80,14 @@ def watch_source(
 def _is_waiting(deployment: UUID, source: str) -> bool:
     """Return whether a run over this source starts soon. It will find the new files."""
     soon = datetime.now(UTC) + _PUT_OFF
-    not_begun = FlowRunFilter(
-        deployment_id=FlowRunFilterDeploymentId(any_=[deployment]),
-        state=FlowRunFilterState(
-            type=FlowRunFilterStateType(any_=[StateType.SCHEDULED, StateType.PENDING])
-        ),
-    )
+    not_begun = {
+        "deployment_id": {"any_": [deployment]},
+        "state": {"type": {"any_": [StateType.SCHEDULED, StateType.PENDING]}},
+    }
     with get_client(sync_client=True) as client:
         runs = client.read_flow_runs(
-            flow_run_filter=not_begun, sort=FlowRunSort.NEXT_SCHEDULED_START_TIME_ASC
+            flow_run_filter=FlowRunFilter.model_validate(not_begun),
+            sort=FlowRunSort.NEXT_SCHEDULED_START_TIME_ASC,
         )
         waiting = [run for run in runs if _begins_soon(run, soon)]
         waiting += waiting_runs(client, deployment)

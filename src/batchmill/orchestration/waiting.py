@@ -12,12 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterDeploymentId,
-    FlowRunFilterState,
-    FlowRunFilterStateName,
-)
+from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
@@ -89,12 +84,8 @@ class WaitingRun(Wait):
 
 def waiting_runs(client: SyncPrefectClient, deployment: UUID) -> list[FlowRun]:
     """Return the runs of a deployment that wait for their dataset in a living process."""
-    found = client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(
-            deployment_id=FlowRunFilterDeploymentId(any_=[deployment]),
-            state=FlowRunFilterState(name=FlowRunFilterStateName(any_=[_WAITING])),
-        )
-    )
+    wanted = {"deployment_id": {"any_": [deployment]}, "state": {"name": {"any_": [_WAITING]}}}
+    found = client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(wanted))
     oldest = datetime.now(UTC) - timedelta(seconds=3 * _RENEW_SECONDS)
     return [run for run in found if run.state and run.state.timestamp > oldest]
 
