@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field
+from itertools import chain, repeat
 from typing import Any
 
 from prefect.events import Event, Resource
@@ -23,7 +24,6 @@ from batchmill.storage import is_url
 
 ARRIVED = "batchmill.data.arrived"
 _FIRST_NAMES = 20
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
 _RETRY_SECONDS = 900.0
 _SHORTEST_PAUSE_SECONDS = 0.5
 # While files are incomplete, the source is listed this many times per `min_age`.
@@ -84,11 +84,8 @@ def announce(target: WatchTarget, payload: Mapping[str, Any]) -> None:
 
 
 def retry_pauses() -> Iterator[float]:
-    """Yield the seconds to wait before each retry: 1, 2, 4 and so on, at most 60."""
-    pause = _FIRST_PAUSE_SECONDS
-    while True:
-        yield pause
-        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+    """Return the seconds to wait before each retry: twice as long each time, at most 60."""
+    return chain([1.0, 2.0, 4.0, 8.0, 16.0, 32.0], repeat(60.0))
 
 
 def announce_with_retries(target: WatchTarget, payload: Mapping[str, Any]) -> None:
