@@ -3,7 +3,7 @@
 import os
 from typing import Annotated, Any
 
-from batchmill.blocks.saved_block import FORM, load_saved, saved_name
+from batchmill.blocks.saved_block import FORM, load_saved, logo, saved_name
 from prefect.blocks.core import Block
 from prefect.blocks.fields import SecretDict
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
@@ -35,9 +35,7 @@ class DatasetStore(Block):
 
     _block_type_name = "Dataset Store (batchmill)"
     _block_type_slug = "batchmill-dataset-store"
-    _logo_url = HttpUrl(
-        "https://raw.githubusercontent.com/PrefectHQ/prefect/420d0d6a78bb6df1fc18bcf188fdad43c1d22ea9/assets/block-logos/filesystem.png"
-    )
+    _logo_url = logo("filesystem")
     _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
     _description = "A bucket or folder that contains batchmill's datasets, with its credentials."
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from batchmill.blocks.saved_block import FORM, load_saved, saved_name
+from batchmill.blocks.saved_block import FORM, load_saved, logo, saved_name
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, SecretStr, ValidationError, field_validator, model_validator
 
@@ -42,10 +42,7 @@ class RayCluster(Block):
 
     _block_type_name = "Ray Cluster (batchmill)"
     _block_type_slug = "batchmill-ray-cluster"
-    # The logo of Prefect's process worker: a logo must be on the web.
-    _logo_url = HttpUrl(
-        "https://raw.githubusercontent.com/PrefectHQ/prefect/420d0d6a78bb6df1fc18bcf188fdad43c1d22ea9/assets/block-logos/process.png"
-    )
+    _logo_url = logo("process")
     _documentation_url = HttpUrl("https://docs.prefect.io/integrations/prefect-ray")
     _description = "The Ray cluster that runs batchmill's shards, and the resources of each shard."
 

@@ -3,15 +3,21 @@
 from typing import Any
 
 from prefect.blocks.core import Block
-from pydantic import ConfigDict
+from pydantic import ConfigDict, HttpUrl
 
 from batchmill.errors import OptionError
 from batchmill.options.base import FIELDS_IN_FORMS
 from batchmill.security.allowlist import restrictions
 
 _SAVED = "block:"
+_LOGOS = "https://raw.githubusercontent.com/PrefectHQ/prefect/420d0d6a78bb6df1fc18bcf188fdad43c1d22ea9/assets/block-logos"
 # Pydantic's messages would contain the rejected values, including secrets.
 FORM = ConfigDict(hide_input_in_errors=True, **FIELDS_IN_FORMS)
+
+
+def logo(name: str) -> HttpUrl:
+    """Return the address of one of Prefect's own logos. A logo must be on the web."""
+    return HttpUrl(f"{_LOGOS}/{name}.png")
 
 
 def saved_name(given: object) -> str | None:

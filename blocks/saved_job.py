@@ -4,7 +4,7 @@ from typing import Any, Self
 
 from batchmill.blocks.dataset_store import Store
 from batchmill.blocks.ray_cluster import RayCluster
-from batchmill.blocks.saved_block import FORM, load_saved, saved_name
+from batchmill.blocks.saved_block import FORM, load_saved, logo, saved_name
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, model_validator
 
@@ -36,9 +36,7 @@ class SavedJob(Block):
 
     _block_type_name = "Saved Job (batchmill)"
     _block_type_slug = "batchmill-saved-job"
-    _logo_url = HttpUrl(
-        "https://raw.githubusercontent.com/PrefectHQ/prefect/420d0d6a78bb6df1fc18bcf188fdad43c1d22ea9/assets/block-logos/process.png"
-    )
+    _logo_url = logo("process")
     _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
     _description = "A manifest, a step, a dataset and their settings, to run under one name."
 
