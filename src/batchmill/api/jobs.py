@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import pandas as pd
 
+from batchmill.api import datasets
 from batchmill.api.keywords import InferKeywords, JobKeywords, python_call, with_options
 from batchmill.api.live_line import LiveLine
 from batchmill.errors import BatchmillError
 from batchmill.inference.model_step import predict_params
-from batchmill.jobs.failed_inputs import failure_table
 from batchmill.jobs.plan_job import PlanResult, plan_job
 from batchmill.jobs.request import JobRequest
 from batchmill.jobs.run_job import run_job
@@ -26,7 +26,6 @@ from batchmill.planning.change_check import ChangeCheck
 from batchmill.planning.forecast import Forecast
 from batchmill.publishing.report.page import run_card
 from batchmill.publishing.summary import Summary, summarise
-from batchmill.reading.published import read_published
 from batchmill.security.credentials import Access, access_to
 from batchmill.shards.process_pool import keep_ready
 from batchmill.urls import absolute
@@ -88,15 +87,13 @@ class RunResult:
     def failures(self) -> pd.DataFrame:
         """One row per input that is not ok: outcome, error, traceback, log."""
         with access_to(self.access):
-            table: pd.DataFrame = failure_table(self._ledger, self.dataset).to_pandas()
-        return table
+            return datasets.failures(self.dataset)
 
     @property
     def metadata(self) -> pd.DataFrame:
         """The published table: the rows that the step returned, in the manifest's order."""
         with access_to(self.access):
-            table: pd.DataFrame = read_published(self.dataset).table.to_pandas()
-        return table
+            return datasets.metadata(self.dataset)
 
     @property
     def _ledger(self) -> Ledger:
