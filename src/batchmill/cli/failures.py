@@ -18,14 +18,12 @@ Inputs = Annotated[str, Parameter(help="Only these inputs. Use the names in the 
 FailureKinds = Annotated[
     tuple[str, ...],
     Parameter(
-        name="--kind",
         help="Only inputs with this outcome, for example crashed. Repeatable.",
     ),
 ]
 FailureGroups = Annotated[
     tuple[int, ...],
     Parameter(
-        name="--group",
         help="Only this group of failures with the same cause. `status` lists them. Repeatable.",
     ),
 ]
@@ -109,7 +107,7 @@ def reproduce(
     input: str,
     /,
     *,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("reproduction.zip"),
+    output: Annotated[Path, Parameter(alias="-o")] = Path("reproduction.zip"),
 ) -> None:
     """Pack an input, the step, its params and the outcome into a zip file.
 

@@ -32,7 +32,6 @@ Place = str | Path
 Step = Annotated[
     str,
     Parameter(
-        name="--step",
         group=MAIN,
         help="The function or class to run: package.module:attribute. Required.",
     ),
@@ -40,19 +39,18 @@ Step = Annotated[
 Params = Annotated[
     tuple[str, ...],
     Parameter(
-        name="--param",
         group=MAIN,
         help="Parameter of the step: key=value. A value that is not JSON is text. Repeatable.",
     ),
 ]
 ParamsFile = Annotated[
     Path | None,
-    Parameter(name="--params", group=SAVED, help="JSON file with parameters of the step."),
+    Parameter(group=SAVED, help="JSON file with parameters of the step."),
 ]
 Output = Annotated[
     Place,
     Parameter(
-        name=["--output", "-o"],
+        alias="-o",
         group=MAIN,
         help="The dataset: a folder or URL, created if it does not exist. Required.",
     ),
@@ -60,16 +58,15 @@ Output = Annotated[
 StoreName = Annotated[
     str,
     Parameter(
-        name="--store",
         group=SAVED,
         help="Saved store that contains the dataset: block:NAME. --output is then the dataset's "
         "name in the store.",
     ),
 ]
-Json = Annotated[bool, Parameter(name="--json", group=DISPLAY, help="Print JSON, for scripts.")]
+Json = Annotated[bool, Parameter(group=DISPLAY, help="Print JSON, for scripts.")]
 Verbose = Annotated[
     bool,
-    Parameter(name=["--verbose", "-v"], group=DISPLAY, help="Show the logs of Prefect and Ray."),
+    Parameter(alias="-v", group=DISPLAY, help="Show the logs of Prefect and Ray."),
 ]
 Dataset = Annotated[Place, Parameter(help="The dataset's folder or URL.")]
 Manifest = Annotated[

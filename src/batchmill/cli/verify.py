@@ -33,7 +33,7 @@ def verify(
     root: str = "",
     deep: bool = False,
     trust_step: bool = False,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    output: Annotated[Path | None, Parameter(alias="-o")] = None,
     json: Json = False,
 ) -> int:
     """Compare a dataset's files with its ledger, and list missing, changed and unreferenced files.
