@@ -27,8 +27,8 @@ def console(*, stderr: bool = False, quiet: bool = False) -> PlainConsole:
 
 
 def print_json(value: object) -> None:
-    """Print a value on stdout as JSON, in one line."""
-    print(json.dumps(value, ensure_ascii=False))
+    """Print a value on stdout as JSON, in one line, at once."""
+    print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
 def _escaped(value: object) -> object:

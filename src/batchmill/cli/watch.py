@@ -1,6 +1,5 @@
 """`batchmill watch`: announce new files in a folder or bucket to Prefect."""
 
-import json as json_text
 import math
 import os
 import signal
@@ -10,7 +9,7 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from batchmill.cli.console import console
+from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Json, Place
 from batchmill.errors import BatchmillError, OptionError
 from batchmill.options.groups import WATCH_MIN_AGE
@@ -142,8 +141,7 @@ def _warn(text: str) -> None:
 
 def _print_announcement(deployment: str, as_json: bool, payload: dict[str, Any]) -> None:
     if as_json:
-        announced = payload | {"deployment": deployment}
-        print(json_text.dumps(announced, ensure_ascii=False), flush=True)
+        print_json(payload | {"deployment": deployment})
         return
     count, names = payload["count"], payload["first"][:_SHOWN_NAMES]
     more = ", ..." if count > len(names) else ""
