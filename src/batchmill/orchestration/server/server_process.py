@@ -99,7 +99,7 @@ def serve(port: int) -> int:
             os.dup2(log.fileno(), sys.stdout.fileno())
             os.dup2(log.fileno(), sys.stderr.fileno())
         try:
-            with _bound(port) as bound:
+            with bound_socket(port) as bound:
                 has_started = _serve(folder, users, bound)
         finally:
             (folder / RECORD).unlink(missing_ok=True)
@@ -174,7 +174,7 @@ def _watch(server: "uvicorn.Server", folder: Path, users: IO[str], port: int) ->
     server.should_exit = True
 
 
-def _bound(port: int) -> socket.socket:
+def bound_socket(port: int) -> socket.socket:
     """Return a socket at a port. Nothing responds there until uvicorn listens.
 
     uvicorn would bind the port seconds later, when another program may use it.

@@ -1,6 +1,5 @@
 """Prefect's UI on the temporary server."""
 
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME, PREFECT_UI_URL
 
 from batchmill.errors import OptionError, ServiceError
 from batchmill.orchestration.server.embedded_server import embedded_server, is_running
-from batchmill.orchestration.server.server_process import HOST
+from batchmill.orchestration.server.server_process import HOST, bound_socket
 from batchmill.url_secrets import hide_secrets
 
 _LOOK_SECONDS = 2.0
@@ -77,14 +76,11 @@ def serving_ui(port: int) -> Iterator[ServedUI]:
 
 
 def _check_is_free(port: int) -> None:
-    with socket.socket() as probe:
-        # The server sets this option too. Without it, a connection that just ended blocks the port.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            raise OptionError(
-                f"--port {port}: cannot be used ({error.strerror}). If your own Prefect server "
-                f"runs there, open http://{HOST}:{port}. Otherwise use another port: "
-                f"batchmill ui --port {port % _HIGHEST_PORT + 1}"
-            ) from error
+    try:
+        bound_socket(port).close()
+    except OSError as error:
+        raise OptionError(
+            f"--port {port}: cannot be used ({error.strerror}). If your own Prefect server "
+            f"runs there, open http://{HOST}:{port}. Otherwise use another port: "
+            f"batchmill ui --port {port % _HIGHEST_PORT + 1}"
+        ) from error
