@@ -23,6 +23,7 @@ _MOST_EXACT = 2**53  # A float holds all whole numbers up to this one.
 _SCHEMA = re.compile(r"[\w.]+:[\w.]+")
 # A text in quotes, or the name of a column in backticks.
 _QUOTED = re.compile(r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|`([^`]+)`""")
+_EQUALITY_SIGNS = (ast.Eq, ast.NotEq, ast.In, ast.NotIn)
 _FOR_MISSING = frozenset(["isna", "notna", "isnull", "notnull", "fillna"])
 _METHODS = _FOR_MISSING | {
     *("isin", "between", "duplicated", "abs", "round"),
@@ -146,20 +147,14 @@ def _compared_with_text(node: ast.AST) -> Iterator[ast.AST]:
     Only whole operands count: in `a >= "x" & b == "y"`, Python reads `"x" & b` as one operand, but
     pandas compares b with "y".
     """
-    pairs: list[tuple[ast.AST, ast.AST]] = []
-    if isinstance(node, ast.Compare):
-        parts = [node.left, *node.comparators]
-        pairs = [
-            pair
-            for sign, pair in zip(node.ops, pairwise(parts), strict=True)
-            if isinstance(sign, ast.Eq | ast.NotEq | ast.In | ast.NotIn)
-        ]
-    elif (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "isin"
-    ):
-        pairs = [(node.func.value, given) for given in node.args]
+    match node:
+        case ast.Compare(left, signs, others):
+            compared = zip(signs, pairwise([left, *others]), strict=True)
+            pairs = [pair for sign, pair in compared if isinstance(sign, _EQUALITY_SIGNS)]
+        case ast.Call(ast.Attribute(value, "isin"), arguments):
+            pairs = [(value, argument) for argument in arguments]
+        case _:
+            return
     for one, other in [*pairs, *((other, one) for one, other in pairs)]:
         if _is_text(other):
             yield one
