@@ -1,15 +1,13 @@
 """The flow `infer`: run a model over every input. Its form has the model instead of a step."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 from batchmill.blocks.dataset_store import Store
 from batchmill.blocks.ray_cluster import RayCluster, as_cluster
 from batchmill.flows.deployment_checks import refuse_relative
 from batchmill.flows.parameter_schema import titled
-from batchmill.flows.preprocess import preprocess
+from batchmill.flows.preprocess import preprocess, run_name
 from prefect import flow
-from prefect.runtime import flow_run
 from pydantic import BeforeValidator
 
 from batchmill.inference.model_step import is_model_file, make_inference
@@ -24,14 +22,8 @@ from batchmill.options.groups import (
 )
 
 
-def _run_name() -> str:
-    """Name a flow run after its dataset and its model."""
-    parameters = flow_run.get_parameters()
-    return f"{Path(str(parameters['output'])).name}: {Path(str(parameters['model'])).name}"
-
-
 # Inputs have retries of their own. A second run would not execute failed inputs again.
-@flow(name="infer", flow_run_name=_run_name, retries=0)
+@flow(name="infer", flow_run_name=run_name, retries=0)
 @titled(run="This run", cluster="Ray cluster")
 def infer(
     manifest: str,

@@ -38,15 +38,16 @@ from batchmill.security.credentials import access_to
 _NO_PARAMS: dict[str, Any] = {}
 
 
-def _run_name() -> str:
-    """Name a flow run after its dataset and its step."""
+def run_name() -> str:
+    """Name a flow run after its dataset, and its step or model."""
     parameters = flow_run.get_parameters()
-    step = str(parameters["step"]).rpartition(":")[2]
-    return f"{Path(str(parameters['output'])).name}: {step}"
+    model, step = (str(parameters.get(name, "")) for name in ("model", "step"))
+    work = Path(model).name or step.rpartition(":")[2]
+    return f"{Path(str(parameters['output'])).name}: {work}"
 
 
 # Inputs have retries of their own. A second run would not execute failed inputs again.
-@flow(name="preprocess", flow_run_name=_run_name, retries=0)
+@flow(name="preprocess", flow_run_name=run_name, retries=0)
 @titled(run="This run", cluster="Ray cluster")
 def preprocess(
     manifest: str,
