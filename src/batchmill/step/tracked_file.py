@@ -1,7 +1,7 @@
 """Parameters that name a file or folder whose content is part of the step's identity."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,24 +48,23 @@ class ContentCounts:
         """
         if not os.path.isdir(path):
             return f"a file: {content_of(path)}"
-        names = sorted(self._names(path))
-        parts = [part for name in names for part in (name, content_of(os.path.join(path, name)))]
-        return f"a folder of {len(names)}: {digest('content', *parts)}"
+        files = self._files(path)
+        parts = [part for name, file in files.items() for part in (name, content_of(file))]
+        return f"a folder of {len(files)}: {digest('content', *parts)}"
 
     def state(self, path: str) -> FileState:
         """Return the state of a file, or of the files in a folder, without reading them.
 
         Raises OSError.
         """
-        if not os.path.isdir(path):
-            return state_of([path])
-        return state_of(os.path.join(path, name) for name in sorted(self._names(path)))
+        return state_of(self._files(path).values() if os.path.isdir(path) else [path])
 
-    def _names(self, folder: str) -> Iterator[str]:
-        for place, _, names in os.walk(folder, onerror=_raise):
-            for name in names:
-                if not self.suffixes or name.lower().endswith(self.suffixes):
-                    yield os.path.relpath(os.path.join(place, name), folder)
+    def _files(self, folder: str) -> dict[str, str]:
+        """Return the paths of the files in a folder that count, by their sorted relative paths."""
+        walked = os.walk(folder, onerror=_raise)
+        paths = [os.path.join(place, name) for place, _, names in walked for name in names]
+        counted = [path for path in paths if path.lower().endswith(self.suffixes or "")]
+        return dict(sorted((os.path.relpath(path, folder), path) for path in counted))
 
 
 @dataclass(frozen=True)
