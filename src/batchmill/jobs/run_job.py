@@ -116,15 +116,14 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
             save_manifest(prepared.manifest, job.manifest, job.options.inputs.input_column)
         with display.follow(prepared):
             ended = _execute(request, prepared)
+        left = prepared.plan.left
         return EndedRun(
             prepared=prepared,
             summary=summarise(prepared.ledger, ended.run),
             access=cast("DatasetStore", request.store).access if request.store else (),
             error=ended.error,
             note=ended.note,
-            forecast=None
-            if prepared.plan.left is None
-            else forecast_for(prepared, prepared.plan.left),
+            forecast=None if left is None else forecast_for(prepared, left),
         )
 
 

@@ -80,9 +80,8 @@ class FailurePolicy(Options):
     @property
     def memory_bytes(self) -> int | None:
         """The memory limit in bytes; None for no limit."""
-        return (
-            parse_size(self.memory_limit, "--memory-limit") if self.memory_limit.strip() else None
-        )
+        limit = self.memory_limit.strip()
+        return parse_size(limit, "--memory-limit") if limit else None
 
     def failures_allowed(self, inputs: int) -> int:
         """Return how many of `inputs` inputs may fail.

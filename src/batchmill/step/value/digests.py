@@ -223,7 +223,6 @@ class _Walk:
 
     def _function(self, function: types.FunctionType, path: tuple[str, ...]) -> str:
         key, path = self._begin(function, path)
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         tokens = [
             code_text(function.__code__),
             self._token(function.__defaults__, path),
@@ -232,9 +231,9 @@ class _Walk:
         for name, value in sorted(function.__dict__.items()):
             if name != "__wrapped__":  # It is among the values that the function uses.
                 tokens += [name, self._token(value, path)]
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in cells:
-            with_value = _contents(cell)
-            tokens += [name, *(self._name(value, (*path, name)) for value in with_value)]
+            tokens += [name, *(self._name(value, (*path, name)) for value in _contents(cell))]
         for name, chains in sorted(used_names(function.__code__).items()):
             if name in function.__globals__:
                 value = function.__globals__[name]
