@@ -192,12 +192,7 @@ def make_cluster(
     own = {name: amounts[name] for name in _RAYS_OWN if name in amounts}
     others = {name: amount for name, amount in amounts.items() if name not in _RAYS_OWN}
     try:
-        return RayCluster(
-            address=address,
-            runtime_env=dict(runtime_env),
-            resources=others,
-            **own,
-        )
+        return RayCluster(address=address, runtime_env=dict(runtime_env), resources=others, **own)
     except ValidationError as error:
         first = error.errors()[0]
         what = first["loc"][-1]

@@ -143,11 +143,7 @@ def verify(
 
         count = parse_count(str(execute))
         options = ProofOptions(
-            count=count,
-            version=version,
-            seed=seed,
-            root=os.fspath(root),
-            trust_step=trust_step,
+            count=count, version=version, seed=seed, root=os.fspath(root), trust_step=trust_step
         )
         proof = next(prove(os.fspath(dataset), options))
         record_proof(proof)

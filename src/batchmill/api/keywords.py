@@ -85,10 +85,7 @@ def with_options(*more: type[Options]) -> Callable[[_Call], _Call]:
         types = get_type_hints(InferKeywords)
         flat = [
             inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=field.default,
-                annotation=types[name],
+                name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[name]
             )
             for name, field in fields.items()
         ]

@@ -17,14 +17,12 @@ from batchmill.sizes import counted
 Inputs = Annotated[str, Parameter(help="Only these inputs. Use the names in the manifest.")]
 FailureKinds = Annotated[
     tuple[str, ...],
-    Parameter(
-        help="Only inputs with this outcome, for example crashed. Repeatable.",
-    ),
+    Parameter(help="Only inputs with this outcome, for example crashed. Repeatable."),
 ]
 FailureGroups = Annotated[
     tuple[int, ...],
     Parameter(
-        help="Only this group of failures with the same cause. `status` lists them. Repeatable.",
+        help="Only this group of failures with the same cause. `status` lists them. Repeatable."
     ),
 ]
 _SHOWN_LINES = 20

@@ -31,10 +31,7 @@ Place = str | Path
 
 Step = Annotated[
     str,
-    Parameter(
-        group=MAIN,
-        help="The function or class to run: package.module:attribute. Required.",
-    ),
+    Parameter(group=MAIN, help="The function or class to run: package.module:attribute. Required."),
 ]
 Params = Annotated[
     tuple[str, ...],
@@ -44,8 +41,7 @@ Params = Annotated[
     ),
 ]
 ParamsFile = Annotated[
-    Path | None,
-    Parameter(group=SAVED, help="JSON file with parameters of the step."),
+    Path | None, Parameter(group=SAVED, help="JSON file with parameters of the step.")
 ]
 Output = Annotated[
     Place,
@@ -65,8 +61,7 @@ StoreName = Annotated[
 ]
 Json = Annotated[bool, Parameter(group=DISPLAY, help="Print JSON, for scripts.")]
 Verbose = Annotated[
-    bool,
-    Parameter(alias="-v", group=DISPLAY, help="Show the logs of Prefect and Ray."),
+    bool, Parameter(alias="-v", group=DISPLAY, help="Show the logs of Prefect and Ray.")
 ]
 Dataset = Annotated[Place, Parameter(help="The dataset's folder or URL.")]
 Manifest = Annotated[

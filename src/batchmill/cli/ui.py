@@ -9,10 +9,7 @@ from batchmill.orchestration.interrupts import SIGNALS, restoring_handlers
 PREFECT_PORT = 4200
 
 
-def ui(
-    *,
-    port: int = PREFECT_PORT,
-) -> None:
+def ui(*, port: int = PREFECT_PORT) -> None:
     """Serve Prefect's UI with the runs of this machine, and print its address.
 
     The UI shows earlier runs and new runs. Ctrl-C or SIGTERM ends the command with exit code 0. If

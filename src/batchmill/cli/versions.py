@@ -12,12 +12,7 @@ from batchmill.cli.options import Dataset, Json
 from batchmill.errors import OptionError
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.input_files import copy_files, input_files
-from batchmill.maintenance.versions import (
-    compare_versions,
-    drop_name,
-    keep_version,
-    list_versions,
-)
+from batchmill.maintenance.versions import compare_versions, drop_name, keep_version, list_versions
 from batchmill.sizes import counted, readable_size
 
 _SHOWN_NAMES = 5
@@ -56,12 +51,7 @@ def versions(dataset: Dataset, /, *, json: Json = False) -> None:
 
 
 def keep(
-    dataset: Dataset,
-    version: WhichVersion = "",
-    /,
-    *,
-    name: str = "",
-    drop: str = "",
+    dataset: Dataset, version: WhichVersion = "", /, *, name: str = "", drop: str = ""
 ) -> None:
     """Give a version of a dataset a name, so that no run removes it.
 

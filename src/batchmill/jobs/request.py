@@ -71,11 +71,7 @@ def check_and_plan(request: JobRequest, held: ExitStack) -> tuple[JobRequest, Pr
     if request.model:
         step, params = make_inference(request.model, request.model_options)
     job = make_job(
-        manifest=manifest,
-        step=step,
-        output=output,
-        params=params,
-        options=request.options,
+        manifest=manifest, step=step, output=output, params=params, options=request.options
     )
     if job.confinement and request.cluster is None:
         from batchmill.workers.landlock import check_support  # Imports torch.

@@ -159,9 +159,7 @@ def _portable_probe() -> Callable[..., list[str]]:
 
 
 def faults_on_this_node(
-    about: Mapping[str, Any],
-    access: Sequence[Mapping[str, Any]],
-    settings: Mapping[str, Any],
+    about: Mapping[str, Any], access: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
 ) -> list[str]:
     """Return why this machine cannot run shards.
 

@@ -210,10 +210,7 @@ class _Walk:
             return text
         try:
             return read_module(
-                text,
-                module,
-                is_package=path.endswith("__init__.py"),
-                is_users=self._is_users,
+                text, module, is_package=path.endswith("__init__.py"), is_users=self._is_users
             )
         except (SyntaxError, ValueError, RecursionError):
             return text  # It was edited after it was imported, for example.
