@@ -127,8 +127,7 @@ class LossPolicy:
         if now - self._no_node_since < (_NO_NODE_SECONDS if is_elastic else _LOST_NODE_SECONDS):
             return False
         self._add_ended_early(_NO_NODE if is_elastic else self.queue.runner.lost_message)
-        for future in self.queue.futures:
-            self.queue.runner.kill(future)
+        self.queue.kill_running()
         return True
 
     def _find_lost_nodes(self, now: float) -> list[str]:

@@ -86,8 +86,7 @@ class ShardScheduler:
             # Ray may outlive this run. A runner that is lost would not respond.
             if not isinstance(error, RunError):
                 with suppress(RunError):  # It is lost now. `error` came first.
-                    for future in self.queue.futures:
-                        self.runner.kill(future)
+                    self.queue.kill_running()
             raise
 
     def kill(self, seconds: float) -> None:
@@ -97,8 +96,7 @@ class ShardScheduler:
             seconds: The longest time to wait.
         """
         running = self.queue.futures
-        for future in running:
-            self.runner.kill(future)
+        self.queue.kill_running()
         deadline = time.monotonic() + seconds
         while running and time.monotonic() < deadline:
             ended = self.runner.wait(running, _WAIT_SECONDS)
@@ -188,8 +186,7 @@ class ShardScheduler:
         seconds = now - self._cancelled_since
         if seconds > _GRACE_SECONDS and not self._killed:
             self._killed = True
-            for future in self.queue.futures:
-                self.runner.kill(future)
+            self.queue.kill_running()
         if seconds <= _GRACE_SECONDS + _KILL_REPORT_SECONDS:
             return False
         for submitted in self.queue.running.values():

@@ -64,6 +64,11 @@ class ShardQueue:
         """The futures of the running task runs."""
         return [submitted.future for submitted in self.running.values()]
 
+    def kill_running(self) -> None:
+        """Kill the running shards. Their task runs end soon after."""
+        for future in self.futures:
+            self.runner.kill(future)
+
     def record_end(self, submitted: SubmittedShard, state: State[Any]) -> None:
         """Record how a task run ended.
 
