@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,14 +92,5 @@ def try_one(
     place, folder = os.fspath(input), Path(keep) if keep else None
     is_folder = input_kind == "folder"
     outcome = run_single_input(loaded, place, dict(row or {}), folder, others, is_folder=is_folder)
-    return TryResult(
-        input=outcome.input,
-        kind=outcome.kind,
-        seconds=outcome.seconds,
-        rows=json.loads(outcome.rows),
-        files=list(outcome.outputs),
-        error=outcome.error,
-        message=outcome.message,
-        traceback=outcome.traceback,
-        log=outcome.log,
-    )
+    known = outcome._asdict() | {"rows": json.loads(outcome.rows), "files": [*outcome.outputs]}
+    return TryResult(**{field.name: known[field.name] for field in fields(TryResult)})
