@@ -47,8 +47,7 @@ def failures(
     """
     place = os.fspath(dataset)
     chosen = (_inputs(inputs), _names(kind), _numbers(group))
-    table = failure_table(open_ledger(place), place, *chosen)
-    frame: pd.DataFrame = table.to_pandas()
+    frame: pd.DataFrame = failure_table(open_ledger(place), place, *chosen).to_pandas()
     return frame
 
 
@@ -235,8 +234,8 @@ def metadata(dataset: str | os.PathLike[str], *, version: int | str | None = Non
     """
     from batchmill.reading.published import read_published  # Imports torch.
 
-    table = read_published(absolute(os.fspath(dataset)), version=version).table
-    frame: pd.DataFrame = table.to_pandas()
+    published = read_published(absolute(os.fspath(dataset)), version=version)
+    frame: pd.DataFrame = published.table.to_pandas()
     return frame
 
 

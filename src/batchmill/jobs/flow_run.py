@@ -113,8 +113,7 @@ def _end_without_server(prepared: Prepared, before: int, cause: httpx.HTTPError)
     if ledger.read_summary(run) is None:
         return JobEnd(run, lost)
     failure = failure_of(summarise(ledger, run), prepared.job)
-    reason = "its server stopped responding"
-    note = f"Prefect's history of this run is incomplete, because {reason}."
+    note = "Prefect's history of this run is incomplete, because its server stopped responding."
     return JobEnd(run, failure, note="" if failure else note)
 
 

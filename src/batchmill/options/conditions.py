@@ -187,9 +187,8 @@ def names_schema(expectation: str) -> bool:
 
 def check_expectation(text: str) -> None:
     """Raise OptionError for a text that is neither a condition nor module:SCHEMA."""
-    if names_schema(text):
-        return
-    parse_condition(text, "--expect", " Or name a Pandera schema: module:SCHEMA.")
+    if not names_schema(text):
+        parse_condition(text, "--expect", " Or name a Pandera schema: module:SCHEMA.")
 
 
 def parse_condition(text: str, option: str, hint: str = "") -> Condition:
