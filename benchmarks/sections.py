@@ -82,11 +82,7 @@ ALL = (
         "cluster with one core in each node.",
         "scaling --rounds 1",
     ),
-    Section(
-        "Forecasts",
-        "`--sample 40` forecasts the time of 360 other inputs.",
-        "forecast",
-    ),
+    Section("Forecasts", "`--sample 40` forecasts the time of 360 other inputs.", "forecast"),
     Section(
         "Buckets",
         "1,200 objects of 20 kB are fetched, copied and stored again. The S3 server is on the same "

@@ -72,10 +72,7 @@ class Arena:
             shutil.rmtree(out, ignore_errors=True)
 
     def _time(self, command: list[str]) -> float:
-        with (
-            self._log("stdout").open("wb") as stdout,
-            self._log("stderr").open("wb") as stderr,
-        ):
+        with self._log("stdout").open("wb") as stdout, self._log("stderr").open("wb") as stderr:
             begun = time.perf_counter()
             process = subprocess.Popen(
                 command,

@@ -21,10 +21,7 @@ def python_api() -> str:
     """Return the page with each name of `batchmill.__all__`, errors last."""
     values = {name: getattr(batchmill, name) for name in batchmill.__all__}
     errors = {n: v for n, v in values.items() if inspect.isclass(v) and issubclass(v, Exception)}
-    pieces = [
-        "# Python",
-        _OPENING,
-    ]
+    pieces = ["# Python", _OPENING]
     for name in sorted(set(values) - set(errors), key=str.lower):
         pieces += _entry(name, values[name])
     tree = inspect.cleandoc(batchmill.errors.__doc__ or "")

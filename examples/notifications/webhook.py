@@ -23,9 +23,7 @@ def main(arguments):
         refuse("no Prefect server: set PREFECT_API_URL to the address of a permanent server")
     (url,) = arguments
     CustomWebhookNotificationBlock(
-        name="colleagues",
-        url=url,
-        json_data={"text": "{{subject}}\n{{body}}"},
+        name="colleagues", url=url, json_data={"text": "{{subject}}\n{{body}}"}
     ).save("colleagues", overwrite=True)
 
 

@@ -337,10 +337,7 @@ def test_verify_fails_for_a_leak_and_only_warns_about_duplicates(
         (["run", "manifest.csv", "--step", SPLIT, "-o", "ftp://b/x"], "datasets go to"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "memory://x"], "one process only"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "s3://k:pass@b/x"], "s3://***b/x"),
-        (
-            ["run", "nosuch://b/x.csv", "--step", SPLIT, "-o", "out"],
-            "no library opens nosuch://",
-        ),
+        (["run", "nosuch://b/x.csv", "--step", SPLIT, "-o", "out"], "no library opens nosuch://"),
         (["run", "s3://k:pass@b/m.csv", "--step", SPLIT, "-o", "out"], "holds a credential"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--batch-size", "0"], "of 1"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--num-workers", "-1"], "of 0"),

@@ -213,10 +213,7 @@ def expect_the_same(shell, work, command):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("breakage", "choice"),
-    [
-        (RECORD_BEFORE_OUTPUTS, ["DataLoader worker"]),
-        (WRITE_IN_PLACE, ["shard process", "driver"]),
-    ],
+    [(RECORD_BEFORE_OUTPUTS, ["DataLoader worker"]), (WRITE_IN_PLACE, ["shard process", "driver"])],
 )
 def test_the_kill_loop_detects_a_broken_commit_protocol(
     shell, work, job, count, breakage, choice, seed

@@ -71,13 +71,7 @@ def test_the_table_does_not_depend_on_batch_size_or_workers(words, tmp_path):
     tables = []
     for number, (batch_size, num_workers) in enumerate([(1, 1), (4, 2), (32, 3)]):
         output = tmp_path / str(number)
-        run_job(
-            folder,
-            "batch_steps:Files",
-            output,
-            batch_size=batch_size,
-            num_workers=num_workers,
-        )
+        run_job(folder, "batch_steps:Files", output, batch_size=batch_size, num_workers=num_workers)
         names = pd.read_csv(output / "metadata.csv")["output"]
         files = [(output / name).read_bytes() for name in names]
         tables.append(((output / "metadata.csv").read_bytes(), files))
@@ -335,8 +329,7 @@ def test_the_files_of_a_batch_are_uploaded_together(words, tmp_path, monkeypatch
         runner = BatchRunner(step=step, torch_dataset=data, inputs=items, staging=staging)
         notes = [Loaded(fingerprint(item.path), 0.0) for item in items]
         batch = gather_batch(
-            [Sample(i, data[i], note) for i, note in enumerate(notes)],
-            runner.collate,
+            [Sample(i, data[i], note) for i, note in enumerate(notes)], runner.collate
         )
         outcomes = store_all(runner.begin(batch.load()).finish())
     assert [outcome.kind for outcome in outcomes] == ["ok", "ok", "failed", "ok"]

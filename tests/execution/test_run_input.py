@@ -312,8 +312,7 @@ def no_space(source, out):
 
 
 @pytest.mark.parametrize(
-    ("free", "kind", "error"),
-    [(2**20, "cancelled", "StoreError"), (2**30, "failed", "ValueError")],
+    ("free", "kind", "error"), [(2**20, "cancelled", "StoreError"), (2**30, "failed", "ValueError")]
 )
 def test_an_error_of_a_full_disk_is_the_inputs_only_if_it_filled_the_disk(
     dataset, source, monkeypatch, free, kind, error

@@ -20,8 +20,7 @@ SPLIT = "batchmill.steps.words:split"
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"cluster": "nowhere"}, {"batch_size": 0}, {"max_failures": "some"}, {"retry": 3}],
+    "wrong", [{"cluster": "nowhere"}, {"batch_size": 0}, {"max_failures": "some"}, {"retry": 3}]
 )
 def test_the_list_of_a_rejected_run_is_not_saved(words, tmp_path, wrong):
     with pytest.raises(OptionError):

@@ -564,8 +564,5 @@ def test_more_than_a_million_leases(ledger):
 
 def test_a_folder_that_cannot_be_created_is_rejected(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nosuch" / "folder")
-    with (
-        pytest.raises(StoreError, match="link"),
-        lease(Ledger(open_store(str(tmp_path / "link")))),
-    ):
+    with pytest.raises(StoreError, match="link"), lease(Ledger(open_store(str(tmp_path / "link")))):
         pytest.fail("the lease was acquired")

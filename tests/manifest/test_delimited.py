@@ -223,8 +223,7 @@ def test_the_error_lists_every_fault(write):
 
 
 @pytest.mark.parametrize(
-    "content",
-    ['input,label\na.wav,"x\nb.wav,y\n', 'input\n"a.wav\nb.wav\n', 'input\n"a.wav"x\n'],
+    "content", ['input,label\na.wav,"x\nb.wav,y\n', 'input\n"a.wav\nb.wav\n', 'input\n"a.wav"x\n']
 )
 def test_unclosed_quotes_are_rejected(write, content):
     assert "cannot be read as a table" in faults_of(write(content))[0]

@@ -97,8 +97,7 @@ def test_images_are_channels_by_rows_by_columns(tmp_path, form):
 
 
 @pytest.mark.parametrize(
-    ("mode", "channels"),
-    [("L", 1), ("1", 1), ("LA", 1), ("P", 3), ("RGBA", 3), ("CMYK", 3)],
+    ("mode", "channels"), [("L", 1), ("1", 1), ("LA", 1), ("P", 3), ("RGBA", 3), ("CMYK", 3)]
 )
 def test_images_of_other_modes_are_gray_or_rgb(tmp_path, mode, channels):
     image = Image.new("RGB", (4, 2), "white").convert(mode)

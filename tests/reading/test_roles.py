@@ -9,13 +9,7 @@ from jobs import run_job
 from PIL import Image
 from published import publish_rows, texts
 from readers import Boxes, ImageFolder, Listed, encoded, pad_words
-from torch.utils.data import (
-    ConcatDataset,
-    DataLoader,
-    Subset,
-    WeightedRandomSampler,
-    random_split,
-)
+from torch.utils.data import ConcatDataset, DataLoader, Subset, WeightedRandomSampler, random_split
 
 from batchmill import open_dataset, pad_collate
 

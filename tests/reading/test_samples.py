@@ -66,8 +66,7 @@ def test_classes_cover_the_whole_dataset(animals):
 
 
 @pytest.mark.parametrize(
-    ("labels", "expected"),
-    [([3, 1], [3, 1]), ([0.5, 2.0], [0.5, 2.0]), ([True, False], [1, 0])],
+    ("labels", "expected"), [([3, 1], [3, 1]), ([0.5, 2.0], [0.5, 2.0]), ([True, False], [1, 0])]
 )
 def test_number_labels_are_not_changed(tmp_path, labels, expected):
     dataset = open_dataset(publish_rows(tmp_path / "d", texts(2), label=labels))

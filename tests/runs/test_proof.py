@@ -152,10 +152,7 @@ def test_inputs_that_are_gone_or_changed_are_no_differences(module):
     os.utime("in/05.txt", (1, 1))
     proof = prove_one()
     assert (proof.made, proof.different, proof.is_equal) == (10, 0, False)
-    assert proof.not_made == {
-        "the input does not exist here": 1,
-        "the input has changed": 1,
-    }
+    assert proof.not_made == {"the input does not exist here": 1, "the input has changed": 1}
     assert proof.lines()[1:] == [
         "2 results cannot be made again:",
         "  1: the input does not exist here (03.txt)",

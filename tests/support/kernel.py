@@ -89,10 +89,7 @@ class Kernel:
 
 def kernel_environment(folder: Path):
     """Return the variables that keep Jupyter out of the user's folders."""
-    return {
-        "IPYTHONDIR": str(folder / "ipython"),
-        "JUPYTER_RUNTIME_DIR": str(folder / "jupyter"),
-    }
+    return {"IPYTHONDIR": str(folder / "ipython"), "JUPYTER_RUNTIME_DIR": str(folder / "jupyter")}
 
 
 @contextmanager

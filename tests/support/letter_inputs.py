@@ -100,11 +100,9 @@ class Inputs:
     @property
     def options(self):
         """The options that the job needs."""
-        return {
-            "file": {},
-            "pair": {"file_columns": "mask"},
-            "folder": {"input_kind": "folder"},
-        }[self.form]
+        return {"file": {}, "pair": {"file_columns": "mask"}, "folder": {"input_kind": "folder"}}[
+            self.form
+        ]
 
     def put(self, name, text):
         """Write an input."""

@@ -132,11 +132,7 @@ def test_all_faults_are_reported_together(samples):
 @pytest.mark.parametrize(
     ("step", "options", "told"),
     [
-        (
-            partial(kit_steps.copy, upper=Lock()),
-            {},
-            "contains a lock, which cannot be",
-        ),
+        (partial(kit_steps.copy, upper=Lock()), {}, "contains a lock, which cannot be"),
         ("kit_steps:nothing", {}, "has no 'nothing'"),
         ("kit_steps:copy", {"params": {"upper": object()}}, "cannot be written as JSON"),
         ("kit_steps:copy", {"params": {"lower": 1}}, "unknown parameter 'lower'"),

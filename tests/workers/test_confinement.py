@@ -45,11 +45,7 @@ def run(tmp_path, monkeypatch):
         seen = []
         options = {"confine": True, **options}
         run_job(
-            *("in", "confined_step:step", "out"),
-            seen=seen,
-            options=options,
-            policy=policy,
-            cores=1,
+            *("in", "confined_step:step", "out"), seen=seen, options=options, policy=policy, cores=1
         )
         assert len(seen) == 4
         return {outcome.input: outcome for outcome in seen}

@@ -640,12 +640,7 @@ def test_a_worker_checks_the_drain_flag_again_before_it_begins_an_input(monkeypa
     worker = "batchmill.workers.worker.this_worker"
     monkeypatch.setattr(f"{worker}.channel", channel, raising=False)
     monkeypatch.setattr(f"{worker}.streams", None, raising=False)
-    inputs = GuardedInputs(
-        run=begun.append,
-        drain=LateDrain(),
-        turns=SharedTurns(1),
-        batch_size=1,
-    )
+    inputs = GuardedInputs(run=begun.append, drain=LateDrain(), turns=SharedTurns(1), batch_size=1)
     inputs.turns.put([(0, 0.0)], first=False)
     assert list(inputs) == []
     assert begun == []

@@ -72,11 +72,7 @@ class RunConsole(JobDisplay):
 
 
 def run_and_show(
-    request: JobRequest | str,
-    *,
-    run_options: RunOptions | None = None,
-    json: bool,
-    verbose: bool,
+    request: JobRequest | str, *, run_options: RunOptions | None = None, json: bool, verbose: bool
 ) -> None:
     """Run a job, or the saved job of this name, and print the result.
 

@@ -35,10 +35,7 @@ class PlacedOutputs(NamedTuple):
 
 
 def place_outputs(
-    staged: Path | None,
-    rows: Sequence[Row],
-    staging: StagingArea,
-    input_id: str,
+    staged: Path | None, rows: Sequence[Row], staging: StagingArea, input_id: str
 ) -> PlacedOutputs:
     """Move a step's files into the dataset, and put their new paths into the rows.
 

@@ -186,10 +186,7 @@ def opened(item: Input, seen: Fingerprint) -> Iterator[BinaryIO]:
     state = seen._replace(companions=None, content="")
     head = Path(item.path).read_bytes()
     parts = RangeReader(
-        name,
-        seen.size,
-        head,
-        lambda start, stop: transfer.read_range(item.url, start, stop, state),
+        name, seen.size, head, lambda start, stop: transfer.read_range(item.url, start, stop, state)
     )
     try:
         with io.BufferedReader(parts) as file:

@@ -274,12 +274,7 @@ class Ledger:
         """
         return read_part(self.unchanging, f"{PARTS}/{name}", columns)
 
-    def records(
-        self,
-        columns: Iterable[str] | None = None,
-        *,
-        run: int | None = None,
-    ) -> pa.Table:
+    def records(self, columns: Iterable[str] | None = None, *, run: int | None = None) -> pa.Table:
         """Return the winning record of each input.
 
         Args:

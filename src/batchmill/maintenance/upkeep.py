@@ -105,11 +105,7 @@ class Upkeep:
         # Within a run, an `ok` record wins. The step was not started in this run.
         message = now.filter(is_missing)["message"]
         self._change(
-            before.filter(is_missing),
-            run=self._run,
-            attempts=0,
-            absence=MISSING,
-            message=message,
+            before.filter(is_missing), run=self._run, attempts=0, absence=MISSING, message=message
         )
 
     def drop_kept_results(self, plan: Plan) -> None:

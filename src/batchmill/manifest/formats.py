@@ -10,13 +10,7 @@ import pyarrow as pa
 from batchmill.errors import ManifestError, StoreError
 from batchmill.manifest.dataset import read_version
 from batchmill.manifest.delimited import read_delimited
-from batchmill.manifest.listing import (
-    is_glob,
-    read_folder,
-    read_glob,
-    read_prefix,
-    read_url_glob,
-)
+from batchmill.manifest.listing import is_glob, read_folder, read_glob, read_prefix, read_url_glob
 from batchmill.manifest.records import flat, read_json_lines, read_parquet
 from batchmill.manifest.source import ManifestLike, Source, duplicate_column_faults, numbered
 from batchmill.security.allowlist import refused_inputs, restricts_inputs

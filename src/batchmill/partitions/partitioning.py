@@ -246,10 +246,7 @@ def _stratum_of_each(strata: pa.ChunkedArray, coded: pa.DictionaryArray) -> list
 
 
 def _deal(
-    keys: Sequence[str],
-    strata: Sequence[str],
-    fixed: Mapping[str, str],
-    partitioning: Partitioning,
+    keys: Sequence[str], strata: Sequence[str], fixed: Mapping[str, str], partitioning: Partitioning
 ) -> dict[str, str]:
     """Assign the groups that are not `fixed`, in the order of their hashes, in each stratum."""
     members: dict[str, list[str]] = defaultdict(list)

@@ -74,10 +74,7 @@ def divide_manifest(
 
 
 def _withdrawn(
-    records: pa.Table,
-    manifest: Manifest,
-    partitioning: Partitioning,
-    recorded: Assignment | None,
+    records: pa.Table, manifest: Manifest, partitioning: Partitioning, recorded: Assignment | None
 ) -> _Withdrawn:
     """Return the groups of inputs that are not in the manifest.
 

@@ -87,11 +87,7 @@ class Matched(NamedTuple):
 
 
 def make_plan(
-    manifest: Manifest,
-    records: pa.Table,
-    criteria: Criteria,
-    *,
-    matched: Matched | None = None,
+    manifest: Manifest, records: pa.Table, criteria: Criteria, *, matched: Matched | None = None
 ) -> Plan:
     """Compare the inputs of a manifest with the records of a ledger.
 

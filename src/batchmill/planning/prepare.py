@@ -99,10 +99,7 @@ class Prepared:
         shown = [*changes[:_SHOWN_CHANGES], *([counted(more, "more change")] if more > 0 else [])]
         adoption = self.adoption()
         what = "Accepted change" if adoption else "Re-running all inputs"
-        return [
-            *([adoption.text] if adoption else []),
-            *(f"{what}: {line}." for line in shown),
-        ]
+        return [*([adoption.text] if adoption else []), *(f"{what}: {line}." for line in shown)]
 
     @property
     def is_remote(self) -> bool:
@@ -235,11 +232,7 @@ def _plan(
     if check and check.is_equal:
         adopted = set(check.steps)
     file_changes = detect_changes(
-        manifest,
-        matched.done,
-        {step.identity, *adopted},
-        ledger.store,
-        folders=job.is_over_folders,
+        manifest, matched.done, {step.identity, *adopted}, ledger.store, folders=job.is_over_folders
     )
     forced_after = _forced_after(ledger) if options.force else None
     plan = make_plan(

@@ -15,12 +15,7 @@ from batchmill.outcome import KINDS, one_line
 from batchmill.planning.decisions import UNREADABLE
 from batchmill.planning.plan_file import PlanFile
 from batchmill.planning.run_spec import SHOWN_NAMES, read_spec
-from batchmill.publishing.failure_groups import (
-    FailureGroup,
-    Failures,
-    group_lines,
-    read_failures,
-)
+from batchmill.publishing.failure_groups import FailureGroup, Failures, group_lines, read_failures
 from batchmill.sizes import counted, list_counts
 from batchmill.storage.large_tables import count_values
 from batchmill.storage.name_search import rows_of

@@ -61,11 +61,7 @@ class RunEnd:
     is_cancelled: bool = False
 
 
-def execute(
-    prepared: Prepared,
-    runner: Runner,
-    observer: RunObserver | None = None,
-) -> RunEnd:
+def execute(prepared: Prepared, runner: Runner, observer: RunObserver | None = None) -> RunEnd:
     """Execute the pending inputs of a job, and publish the dataset.
 
     Args:

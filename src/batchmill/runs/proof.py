@@ -118,10 +118,7 @@ def _version(ledger: Ledger, dataset: str, wanted: int | str | None) -> Version:
 
 
 def _prove(
-    dataset: str,
-    recorded: RecordedVersion,
-    options: ProofOptions,
-    on_begin: Callable[[int], None],
+    dataset: str, recorded: RecordedVersion, options: ProofOptions, on_begin: Callable[[int], None]
 ) -> Proof:
     begun, started = time.time(), time.perf_counter()
     version = recorded.version

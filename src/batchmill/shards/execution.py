@@ -155,7 +155,6 @@ class ShardExecution:
         return Concurrency(
             inputs=spec.concurrency,
             open=self._open_step,
-            timeout_seconds=spec.policy.timeout_seconds,
             pace_seconds=spec.pace_seconds,
             keeps_logs=bool(self._log_level),
         )

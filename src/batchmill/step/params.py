@@ -110,9 +110,7 @@ def check_params(
 
 
 def _missing(
-    named: Mapping[str, inspect.Parameter],
-    signature: inspect.Signature,
-    params: Mapping[str, Any],
+    named: Mapping[str, inspect.Parameter], signature: inspect.Signature, params: Mapping[str, Any]
 ) -> list[str]:
     # A step without `out` may use another name for its output folder.
     hint = "" if "out" in signature.parameters else " (a step's output folder is called 'out')"

@@ -16,13 +16,7 @@ from batchmill.errors import OptionError, StepError
 from batchmill.execution.batch_runner import ResultError, results_of
 from batchmill.inference.copies import Copies, copies_of
 from batchmill.inference.model_step import is_model_file
-from batchmill.inference.models import (
-    Model,
-    check_factory,
-    choose_device,
-    load_model,
-    make_model,
-)
+from batchmill.inference.models import Model, check_factory, choose_device, load_model, make_model
 from batchmill.reading import pad_collate
 from batchmill.reading.files import choose_load
 from batchmill.security.allowlist import refused_models

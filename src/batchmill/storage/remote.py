@@ -56,12 +56,7 @@ class FileStat(NamedTuple):
 
 # The columns of a listing of many files: their relative names, and the fields of FileStat.
 FOUND = pa.schema(
-    [
-        ("name", pa.string()),
-        ("size", pa.int64()),
-        ("mtime_ns", pa.int64()),
-        ("etag", pa.string()),
-    ]
+    [("name", pa.string()), ("size", pa.int64()), ("mtime_ns", pa.int64()), ("etag", pa.string())]
 )
 
 

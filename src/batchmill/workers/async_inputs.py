@@ -46,14 +46,12 @@ class Concurrency:
     Attributes:
         inputs: The number of inputs at a time.
         open: Opens the step in a worker, and returns the function that runs an attempt.
-        timeout_seconds: The time after which the step is cancelled. None: no limit.
         pace_seconds: The shortest time between the begin of two attempts. 0: no limit.
         keeps_logs: True to keep the printed text of inputs that are ok, too.
     """
 
     inputs: int
     open: Callable[[], AbstractAsyncContextManager[RunAttempt]]
-    timeout_seconds: float | None = None
     pace_seconds: float = 0.0
     keeps_logs: bool = False
 
@@ -63,6 +61,7 @@ class ConcurrentInputs(IterableDataset[Batch]):
     """An iterable torch Dataset without items, which executes all inputs that the worker takes."""
 
     concurrency: Concurrency
+    timeout_seconds: float | None
     slots: int
     drain: SharedFlag
     turns: SharedTurns
@@ -186,7 +185,7 @@ class _Attempt:
 
         Raises OverdueError after the time limit. Any later result or error of the step is ignored.
         """
-        seconds = self._worker.concurrency.timeout_seconds
+        seconds = self._worker.timeout_seconds
         blocked = self._worker.blocked_seconds()
         task = asyncio.create_task(_settle(step))
         await asyncio.wait({task}, timeout=seconds)

@@ -141,8 +141,7 @@ class ConfinedProcess:
         os.environ["TMPDIR"] = tempfile.tempdir = str(self.temporary)
         begin_confined()
         restrict(
-            [str(self.folder), str(self.temporary), *_DEVICES, *self.writable],
-            network=self.network,
+            [str(self.folder), str(self.temporary), *_DEVICES, *self.writable], network=self.network
         )
         while True:
             (index,) = _REQUEST.unpack(_receive_some(connection, _REQUEST.size))

@@ -141,6 +141,7 @@ class LoaderDriver:
         if self.work.concurrency:
             return ConcurrentInputs(
                 concurrency=self.work.concurrency,
+                timeout_seconds=self.work.limits.timeout_seconds,
                 slots=channels[0].slots,
                 drain=self._drain,
                 turns=self.feed.turns,

@@ -34,14 +34,7 @@ def ending_orphans() -> Iterator[None]:
     # inherits this file instead.
     file = os.memfd_create(mark)
     watcher = subprocess.Popen(
-        [
-            sys.executable,
-            "-I",
-            "-S",
-            __file__,
-            str(os.getpid()),
-            f"{_VARIABLE}={mark}",
-        ],
+        [sys.executable, "-I", "-S", __file__, str(os.getpid()), f"{_VARIABLE}={mark}"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

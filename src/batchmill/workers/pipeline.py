@@ -39,19 +39,17 @@ class _Storing:
 class Uploads:
     """The inputs of a worker whose files are being stored."""
 
-    _uploading: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(MAX_TRANSFERS, "upload")
-    )
-    # Each input has a thread that waits for its uploads, and then sends its outcome at once.
-    _sending: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(MAX_TRANSFERS, "send")
+    # Each input also has a thread that waits for its uploads, and then sends its outcome at once.
+    # The uploads begin first, so they never wait for such a thread.
+    _threads: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(2 * MAX_TRANSFERS, "upload")
     )
     _storing: deque[_Storing] = field(default_factory=deque)
 
     def add(self, index: int, outcome: UnstoredOutcome) -> None:
         """Start to store the files of an input. Its outcome is sent when they are stored."""
-        uploads = [self._uploading.submit(upload) for upload in outcome.uploads]
-        done = self._sending.submit(self._send, index, outcome, uploads)
+        uploads = [self._threads.submit(upload) for upload in outcome.uploads]
+        done = self._threads.submit(self._send, index, outcome, uploads)
         self._storing.append(_Storing(index, outcome.size, done))
 
     def _send(self, index: int, outcome: UnstoredOutcome, uploads: list[Future[object]]) -> None:

@@ -22,12 +22,7 @@ import torch
 
 from batchmill.workers.worker_channel import anonymous_file
 
-_LIMITS = (
-    resource.RLIMIT_AS,
-    resource.RLIMIT_CPU,
-    resource.RLIMIT_FSIZE,
-    resource.RLIMIT_NOFILE,
-)
+_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
 _DECIMAL = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
 _TIMERS = (signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 # The position of the worker's streams while no step has used them. A file that a step opens has

@@ -21,12 +21,7 @@ from batchmill.workers.control import SharedFlag
 from batchmill.workers.memory_usage import keep_freed_memory, offer_to_oom_killer
 from batchmill.workers.private_api import raw_environment, use_socket_folder
 from batchmill.workers.process_state import BrokenWorkerError, ProcessState, WorkerStreams
-from batchmill.workers.processes import (
-    adopt_orphans,
-    children,
-    end_with_parent,
-    kill_descendants,
-)
+from batchmill.workers.processes import adopt_orphans, children, end_with_parent, kill_descendants
 from batchmill.workers.worker_channel import WorkerChannel
 
 DUMP_SIGNAL = signal.SIGUSR1

@@ -83,8 +83,7 @@ def test_a_task_does_not_run_on_excluded_nodes():
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "gpus", "requested"),
-    [(None, 2, 1), (None, 0, 0), (0, 2, 0), (0.5, 2, 0.5)],
+    ("num_gpus", "gpus", "requested"), [(None, 2, 1), (None, 0, 0), (0, 2, 0), (0.5, 2, 0.5)]
 )
 def test_a_shard_that_can_use_a_gpu_requests_one_if_the_cluster_has_one(num_gpus, gpus, requested):
     found = [Node("a", "10.0.0.1", {"CPU": 4.0}), Node("b", "10.0.0.2", {"CPU": 4.0, "GPU": gpus})]

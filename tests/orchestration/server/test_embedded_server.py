@@ -8,11 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from batchmill.orchestration.server.embedded_server import (
-    has_server,
-    is_running,
-    preparing_server,
-)
+from batchmill.orchestration.server.embedded_server import has_server, is_running, preparing_server
 from batchmill.orchestration.server.server_process import RECORD, SERVER_LOCK, folder_in, try_lock
 
 

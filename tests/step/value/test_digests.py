@@ -31,10 +31,7 @@ def digests(code):
 SAME = {
     "a comment": ("def step(s): return s", "# A remark.\n\n\ndef step(s): return s  # !"),
     "an unused name": ("X = 1\ndef step(s): return s", "X = 2\ndef step(s): return s"),
-    "the order of cells": (
-        "X = 1\ndef step(s): return X",
-        "def step(s): return X\nX = 1",
-    ),
+    "the order of cells": ("X = 1\ndef step(s): return X", "def step(s): return X\nX = 1"),
     "equal values": ("X = (1, 2)\ndef step(s): return X", "X = (0 + 1, 2)\ndef step(s): return X"),
     "a set's order": (
         "X = {'a', 'b', 'c'}\ndef step(s): return X",

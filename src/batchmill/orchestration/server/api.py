@@ -231,11 +231,7 @@ class TaskRunEnd(NamedTuple):
 
 
 def record_ends(
-    flow_run: UUID,
-    task: Task[..., Any],
-    ends: Iterable[TaskRunEnd],
-    *,
-    after_outage: bool = False,
+    flow_run: UUID, task: Task[..., Any], ends: Iterable[TaskRunEnd], *, after_outage: bool = False
 ) -> None:
     """Record in Prefect how task runs ended, if their own events are missing.
 
