@@ -117,6 +117,7 @@ def test_a_glob(folder):
     manifest = load_manifest(f"{folder}/**/*.wav")
     assert names(manifest) == ["a.wav", "sub/b.wav"]
     assert names(load_manifest(f"{folder}/**", pattern="b.*")) == ["sub/b.wav"]
+    assert names(load_manifest(f"{folder}/**/**/*.wav")) == ["a.wav", "sub/b.wav"]
     with pytest.raises(ManifestError, match="no file matches it"):
         load_manifest(f"{folder}/*.mp3")
 

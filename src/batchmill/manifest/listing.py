@@ -160,7 +160,8 @@ def read_glob(path: str, pattern: str, *, folders: bool = False) -> Source:
         if (os.path.isdir(name) if folders else os.path.isfile(name) or not os.path.exists(name))
         and not _in_dataset(os.path.abspath(name if folders else os.path.dirname(name)))
     )
-    names = sorted(name for name in found if fits(name, pattern))
+    # With several `**`, `iglob` finds a file more than once.
+    names = sorted({name for name in found if fits(name, pattern)})
     nothing = f"no {'folder' if folders else 'file'} matches it"
     return _listed(path, os.path.abspath(fixed), names, nothing)
 
