@@ -114,18 +114,23 @@ def give_up(shard: Shard, reason: str) -> str | None:
     Returns:
         The input's name; None if the input may be retried.
     """
+    # It imports torch, which this process may not need otherwise.
+    from batchmill.workers.input_table import History
+
     ledger = Ledger(open_store(shard.dataset))
     spec = read_spec(ledger, shard.run)
     row = shard.start
-    if ledger.control.count_lone_attempts(shard.run, row) <= spec.policy.retries:
+    alone = ledger.control.count_lone_attempts(shard.run, row)
+    if alone <= spec.policy.retries:
         return None
+    known = ledger.control.read_attempts(shard.run).get(row)
     table = read_inputs(ledger, shard.run, row, row + 1)
     (name,), (identifier,) = table["input"].to_pylist(), table["input_id"].to_pylist()
     outcome = Outcome(
         input=name,
         input_id=identifier,
         kind="crashed",
-        attempts=shard.attempt,
+        attempts=alone + (History(*known).attempts if known else 0),
         seconds=0.0,
         finished_at=time.time(),
         host="",

@@ -52,6 +52,11 @@ class History:
     alone: bool = False
     batch: int = 0
 
+    @property
+    def attempts(self) -> int:
+        """How often the input was executed."""
+        return self.faults + self.suspected + self.interrupted
+
 
 def _locked(method: _Method) -> _Method:
     """Let one thread at a time call the methods of an object."""
@@ -181,7 +186,7 @@ class InputTable:
         self._finish(index)
         if not outcome.attempts:
             return outcome  # The input is missing, so the step was not called.
-        return outcome._replace(attempts=seen.faults + seen.suspected + seen.interrupted)
+        return outcome._replace(attempts=seen.attempts)
 
     @_locked
     def worker_lost(self, begun: Iterable[int], cause: int | None = None) -> int | None:

@@ -1,5 +1,7 @@
 """The scheduler submits shards, collects how they ended, and stops on request."""
 
+from dataclasses import astuple
+
 import pytest
 from prefect.states import Completed, Crashed, Failed
 
@@ -9,6 +11,7 @@ from batchmill.orchestration.runners import scheduler as scheduling
 from batchmill.orchestration.runners.scheduler import ShardScheduler
 from batchmill.shards.shard import Shard
 from batchmill.storage import open_store
+from batchmill.workers.input_table import History
 
 
 def shards_of(count):
@@ -90,14 +93,18 @@ def test_an_input_that_kills_its_process_is_found_and_the_others_finish(
             return Completed()
         if shard.inputs == 1:
             ledger.control.record_lone_attempt(shard.run, killer, shard.attempt)
+        else:  # It has ended a worker, too.
+            ledger.control.record_attempts(shard.run, shard.key, {killer: astuple(History(1))})
         return Crashed(message="killed")
 
     scheduler = scheduler_of(make_runner(execute))
     scheduler.run([planned])
-    outcomes = ledger.records(["input", "outcome"], run=planned.run).to_pylist()
+    outcomes = ledger.records(["input", "outcome", "attempts"], run=planned.run).to_pylist()
     assert {row["input"]: row["outcome"] for row in outcomes} == {
         f"{number:02d}.txt": "crashed" if number == killer else "ok" for number in range(20)
     }
+    alone = ledger.control.count_lone_attempts(planned.run, killer)
+    assert [row["attempts"] for row in outcomes if row["outcome"] == "crashed"] == [alone + 1]
     assert scheduler.queue.ended_early == []
     assert types_of(scheduler).count("CRASHED") == scheduler.losses
 
