@@ -4,6 +4,8 @@ import datetime
 import enum
 import json
 import os
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -70,6 +72,11 @@ def yields(*items):
         ({"s": np.array([1500, "NaT"], "timedelta64[ms]")}, [{"s": [1.5, None]}]),
         ({"s": datetime.timedelta(seconds=1.5)}, [{"s": 1.5}]),
         ({"x": np.longdouble("0.5")}, [{"x": 0.5}]),
+        ({"x": Fraction(1, 4), "y": Decimal("0.5")}, [{"x": 0.25, "y": 0.5}]),
+        (
+            {"exif": {"Make": b"Canon\0\0", "Of": b"\xc3\xa9 b\n"}},
+            [{"exif": {"Make": "Canon", "Of": "é b\n"}}],
+        ),
         ({"x": np.array([[0.5]], np.longdouble)}, [{"x": [[0.5]]}]),
     ],
 )
@@ -100,11 +107,16 @@ def test_values_survive_encoding(value):
         (1j, "complex"),
         (np.clongdouble(1j), "clongdouble"),
         (np.timedelta64(1, "M"), "timedelta64"),
+        (b"\xff\xfe", "bytes"),
+        (b"a\x00b", "bytes"),
+        (b"a" * 1001, "bytes"),
     ],
 )
 def test_a_value_that_no_table_can_hold_is_rejected_with_its_key(value, kind):
-    with pytest.raises(TypeError, match=f"the value of 'lock' is a {kind}"):
+    with pytest.raises(TypeError, match=f"the value of 'lock' has the type {kind}"):
         encode_rows(rows_of({"lock": value}))
+    with pytest.raises(TypeError, match=f"the value of 'a.b.lock' has the type {kind}"):
+        encode_rows(rows_of({"a": {"b": [{"lock": value}]}}))
 
 
 def test_a_reserved_key_is_rejected():
@@ -145,7 +157,7 @@ def test_the_number_of_keys_and_levels_is_limited():
     endless = {}
     endless["self"] = endless
     for value in ([deep], endless):
-        with pytest.raises(ValueError, match="the value of 'a' has more than 64 levels"):
+        with pytest.raises(ValueError, match=r"the value of 'a.* has more than 64 levels"):
             encode_rows(rows_of({"a": value}))
 
 

@@ -18,6 +18,9 @@ MAX_ROWS_BYTES = 32 * 2**20
 # more could not be written.
 MAX_KEYS, MAX_LEVELS = 1000, 64
 
+# Bytes up to this length may be text, as in the EXIF data of a picture.
+_TEXT_BYTES = 1000
+
 # The columns that batchmill fills in. A step's row must not replace them. The second set is for
 # runs with partitions.
 RESERVED_KEYS = frozenset({INPUT_COLUMN})
@@ -168,13 +171,16 @@ def _with_text_keys(record: Row) -> Row:
 
 
 def _plain(value: Any, where: str, level: int = 1) -> Any:
-    """Convert a value to JSON types. Accepts numpy and torch values, paths, dates and enums."""
+    """Convert a value to JSON types. Accepts numpy and torch values, paths, dates and enums.
+
+    `where` is its key, with the keys of the dicts that it is in.
+    """
     if type(value) in _PLAIN:
         return value
     if level > MAX_LEVELS:
         raise ValueError(
-            f"the value of {where!r} has more than {MAX_LEVELS} levels of lists and dicts. Write "
-            "it to a file in `out`, and name the file in a row."
+            f"the value of {where[:80]!r} has more than {MAX_LEVELS} levels of lists and dicts. "
+            "Write it to a file in `out`, and name the file in a row."
         )
     if isinstance(value, int | str):  # A subclass: an IntEnum, a StrEnum, a numpy string.
         plain: Any = int if isinstance(value, int) else str
@@ -186,7 +192,7 @@ def _plain(value: Any, where: str, level: int = 1) -> Any:
     fields = fields_of(value)
     if fields is not None:
         record = _with_text_keys(fields)
-        return {key: _plain(item, where, level + 1) for key, item in record.items()}
+        return {key: _plain(item, f"{where}.{key}", level + 1) for key, item in record.items()}
     if isinstance(value, list | tuple | set | frozenset):
         items = sorted(value) if isinstance(value, set | frozenset) else value
         return [_plain(item, where, level + 1) for item in items]
@@ -200,12 +206,24 @@ def _plain(value: Any, where: str, level: int = 1) -> Any:
         return os.fsdecode(value)  # The `str` of an entry of `os.scandir` is not its path.
     if hasattr(value, "value") and hasattr(value, "name"):  # an Enum
         return _plain(value.value, where, level)
+    if hasattr(value, "__float__"):  # A fraction, a Decimal, or a number of another library
+        return float(value)
+    if isinstance(value, bytes):
+        return _text(value, where)
     raise _unknown_type(value, where)
+
+
+def _text(value: bytes, where: str) -> str:
+    """Convert bytes to text. Raises TypeError if they are long, or are no printable UTF-8."""
+    text = value.rstrip(b"\0").decode("utf-8", "replace")
+    if len(value) > _TEXT_BYTES or not "".join(text.split()).isprintable() or "\ufffd" in text:
+        raise _unknown_type(value, where)
+    return text
 
 
 def _unknown_type(value: Any, where: str) -> TypeError:
     return TypeError(
-        f"the value of {where!r} is a {type(value).__name__}, which no table can hold. "
+        f"the value of {where!r} has the type {type(value).__name__}, which no table can hold. "
         "Use numbers, text, lists or dicts. Write other data to a file in `out`."
     )
 
