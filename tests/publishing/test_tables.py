@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 from jobs import run_job
@@ -217,6 +218,14 @@ def test_csv_has_the_same_rows(ledger, tmp_path):
     frame = pd.read_csv(tmp_path / "metadata.csv")
     assert frame["text"].tolist()[0] == 'one, "two"\nthree'
     assert len(frame) == 2
+
+
+def test_csv_has_no_character_that_readers_reject(ledger, tmp_path):
+    commit(ledger, "000001-a-0", a=r'[{"text":"a\u0000b","other":["\u0000"]}]', b='[{"text":"c"}]')
+    publish(ledger, manifest_of(["a", "b"]))
+    assert b"\0" not in (tmp_path / "metadata.csv").read_bytes()
+    assert pacsv.read_csv(tmp_path / "metadata.csv")["text"].to_pylist() == ["a\ufffdb", "c"]
+    assert table(tmp_path)["text"] == ["a\0b", "c"]
 
 
 def test_a_text_value_turns_a_date_column_into_text(ledger, tmp_path):

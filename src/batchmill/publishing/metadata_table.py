@@ -292,12 +292,19 @@ def texts(values: Iterable[Any]) -> pa.Array:
     return pa.array([_text(value) for value in values], pa.string())
 
 
-def without_lists(table: pa.Table) -> pa.Table:
-    """Return a table for CSV, which has no lists: they become JSON text."""
+def for_csv(table: pa.Table) -> pa.Table:
+    """Return a table for CSV, which has no lists: they become JSON text.
+
+    Readers reject the character NUL, so it becomes U+FFFD.
+    """
     table = tensors_as_lists(table)
     for number, field in enumerate(table.schema):
+        column = table.column(number)
         if pa.types.is_nested(field.type):
-            table = table.set_column(number, field.name, texts(table.column(number).to_pylist()))
+            table = table.set_column(number, field.name, texts(column.to_pylist()))
+        elif pa.types.is_string(field.type) and pc.any(pc.match_substring(column, "\0")).as_py():
+            column = pc.replace_substring(column, "\0", "\ufffd")
+            table = table.set_column(number, field.name, column)
     return table
 
 

@@ -33,7 +33,7 @@ from batchmill.manifest import Manifest
 from batchmill.partitions.record import last_assignment, name_of_last
 from batchmill.planning.run_spec import RunSpec, read_spec
 from batchmill.publishing.failure_groups import read_failures
-from batchmill.publishing.metadata_table import metadata_table, without_lists
+from batchmill.publishing.metadata_table import for_csv, metadata_table
 from batchmill.publishing.table_check import check_table
 from batchmill.storage import Store, in_threads
 from batchmill.storage.fingerprints import HashingFile
@@ -187,7 +187,7 @@ def write_tables(store: Store, tables: Tables) -> dict[str, dict[str, Any]]:
 
 
 def _write_csv(table: pa.Table, file: HashingFile) -> None:
-    pcsv.write_csv(without_lists(table), file)
+    pcsv.write_csv(for_csv(table), file)
 
 
 def _assigned(ledger: Ledger, names: pa.ChunkedArray) -> pa.ChunkedArray:

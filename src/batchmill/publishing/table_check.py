@@ -14,7 +14,7 @@ from batchmill.options.conditions import Condition, names_schema
 from batchmill.outcome import one_line
 from batchmill.planning.job_checks import load_schemas
 from batchmill.planning.run_spec import SHOWN_NAMES, RunSpec
-from batchmill.publishing.metadata_table import without_lists
+from batchmill.publishing.metadata_table import for_csv
 from batchmill.sizes import counted
 
 # The file has at most this number of rows per expectation.
@@ -130,5 +130,5 @@ def _lines(broken: _Broken, table: pa.Table) -> Iterator[str]:
 
 
 def _recorded(broken: _Broken, table: pa.Table) -> pa.Table:
-    rows = without_lists(table.take(broken.rows[:_RECORDED]))
+    rows = for_csv(table.take(broken.rows[:_RECORDED]))
     return rows.add_column(0, "expectation", pa.array([broken.text] * len(rows), pa.string()))
