@@ -1,6 +1,7 @@
 """The artifacts of a run in the Prefect UI: their texts fit into the columns of Prefect's page."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,10 @@ def test_the_state_message_of_a_failed_run_has_the_first_reason_in_short_words(f
     assert message.startswith("4 inputs: 2 ok, 2 failed. Group 1, 2 inputs: ValueError: the ")
     assert message.endswith("All reasons are in the artifact summary-out-1a2b.")
     assert max(map(len, message.split())) <= 34
+    group = failed.groups[0]._replace(error="OutputError", message="it is empty.", place="")
+    assert "2 inputs: OutputError: it is empty. All" in final_message(
+        replace(failed, groups=[group]), [], "k"
+    )
 
 
 def test_the_state_message_of_a_failed_run_has_no_list_of_inputs():

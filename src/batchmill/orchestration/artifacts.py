@@ -195,7 +195,7 @@ def final_message(summary: Summary, reasons: Sequence[str], summary_key: str) ->
     sentences = [f"{summary.sentence()}.", *filter(None, [summary.unpublished]), *reasons]
     for group in summary.groups[:1]:
         who = group.examples[0] if group.inputs == 1 else counted(group.inputs, "input")
-        words = f"Group 1, {who}: {group.reason}.".split()
+        words = f"Group 1, {who}: {group.reason.removesuffix('.')}.".split()
         sentences += [shortened_name(word, _CELL_CHARACTERS) for word in words]
     if summary.failed:
         sentences.append(f"All reasons are in the artifact {summary_key}.")
