@@ -19,8 +19,9 @@ from batchmill.workers.control import SharedFlag
 from batchmill.workers.processes import has_ended
 from batchmill.workers.ring_buffer import RingBuffer
 
-# The process of the shard looks for results at intervals, which grow while none arrives.
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.003
+# The process of the shard looks for results at intervals, which grow while none arrives. Without
+# batches, the only results are the ends of workers.
+_SHORTEST_PAUSE, _LONGEST_PAUSE, _LONGEST_WITHOUT_BATCHES = 0.0002, 0.003, 0.02
 # Work that can be done instead of waiting begins after this time without a result.
 _IDLE_SECONDS = 0.02
 
@@ -81,6 +82,7 @@ class Results:
         """
         idle_since = begun = time.monotonic()
         pause = _SHORTEST_PAUSE
+        longest = _LONGEST_PAUSE if self._idle_work else _LONGEST_WITHOUT_BATCHES
         self.is_waiting = True
         try:
             while not self._has_arrived():
@@ -94,7 +96,7 @@ class Results:
                     self.is_waiting, idle_since = True, time.monotonic()
                 else:
                     time.sleep(pause)
-                    pause = min(2 * pause, _LONGEST_PAUSE)
+                    pause = min(2 * pause, longest)
         finally:
             self.is_waiting = False
         return ForkingPickler.loads(self._arrived.popleft())
