@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from jobs import run_job
 from live import wait_for
 from poison import FILE_POISONS, POISONS, kind_of
+from torch.utils.data import DataLoader
 
 from batchmill.errors import WorkerError
 from batchmill.options.failure_policy import FailurePolicy
@@ -601,8 +602,22 @@ def run_healthy(count, num_workers, lost=no_blame):
     return seen
 
 
-def test_no_handler_of_dead_children_is_installed():
+@pytest.fixture
+def handler_of_torch(monkeypatch):
+    """Let a DataLoader install its handler of SIGCHLD, as in a notebook."""
+    before = signal.getsignal(signal.SIGCHLD)
+    monkeypatch.setattr("torch.utils.data._utils.signal_handling._SIGCHLD_handler_set", False)
+    assert list(DataLoader([1, 2], num_workers=1, batch_size=None)) == [1, 2]
+    assert signal.getsignal(signal.SIGCHLD) != before
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.parametrize("has_one", [False, True])
+def test_no_handler_of_dead_children_raises(has_one, request):
     """The handler of torch raises at the line that is being executed, which may hold a lock."""
+    if has_one:
+        request.getfixturevalue("handler_of_torch")
     before, handlers = signal.getsignal(signal.SIGCHLD), []
 
     def note(outcomes):

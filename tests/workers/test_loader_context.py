@@ -9,6 +9,7 @@ from live import wait_for
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from batchmill.workers.loader_context import WorkerContext
+from batchmill.workers.private_api import start_workers
 from batchmill.workers.processes import kill_tree
 
 LARGE = 5 * 2**20  # More than a ring of results.
@@ -39,7 +40,7 @@ def begin():
             in_order=False,
             multiprocessing_context=context,
         )
-        return context, iter(loader)
+        return context, start_workers(loader)
 
     yield start
     for context in started:

@@ -23,7 +23,7 @@ from batchmill.workers.input_table import LoaderPass
 from batchmill.workers.loaded_batches import Batch
 from batchmill.workers.loader_context import WorkerContext
 from batchmill.workers.memory_usage import kernel_oom_kills
-from batchmill.workers.private_api import without_torch_sigchld_handler
+from batchmill.workers.private_api import start_workers
 from batchmill.workers.processes import ChildProcess
 from batchmill.workers.shard_work import ShardWork
 from batchmill.workers.watchdog import Watchdog
@@ -109,7 +109,7 @@ class LoaderDriver:
         self, context: WorkerContext, channels: Sequence[WorkerChannel], started: SharedFlag
     ) -> Iterator[Batch]:
         """Fork the workers, and return the iterator of their DataLoader."""
-        with warnings.catch_warnings(), without_torch_sigchld_handler():
+        with warnings.catch_warnings():
             # torch warns if there are more workers than cores. That is the user's choice, for
             # steps that wait.
             warnings.simplefilter("ignore", UserWarning)
@@ -135,7 +135,7 @@ class LoaderDriver:
                     sockets=self.sockets,
                 ),
             )
-            return iter(loader)
+            return start_workers(loader)
 
     def _dataset(self, channels: Sequence[WorkerChannel]) -> ConcurrentInputs | GuardedInputs:
         if self.work.concurrency:

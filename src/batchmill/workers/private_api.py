@@ -15,37 +15,39 @@ for 30 variables and 102 us for 200; comparing the dict takes 0.3 us and 1.9 us.
 `os.putenv` would slow down every audited call of a step, such as `open`, and cannot be removed.
 Upstream: there is no issue. Remove this when `os.environb` is compared or copied in C.
 
-**`signal_handling._SIGCHLD_handler_set`** (`without_torch_sigchld_handler`). The first DataLoader
-of a process installs a handler of SIGCHLD that raises at the line that is being executed. If that
-line has just acquired a queue's lock, the lock is never released, and the process hangs.
-No public way: replacing the handler afterwards is too late, because the handler can raise before.
-A DataLoader that starts in another thread installs no handler, but its workers die when that thread
-ends (PR_SET_PDEATHSIG).
+**`signal_handling._SIGCHLD_handler_set` and `_remove_worker_pids`, and `_worker_pids_set`**
+(`start_workers`). The first DataLoader of a process installs a handler of SIGCHLD. When a worker of
+any DataLoader dies, the handler raises at the line that is being executed. If that line has just
+acquired a lock, the lock is never released, and the process hangs. So the engine installs no
+handler, and removes its workers from those that a handler of an earlier DataLoader checks.
+No public way: a handler of our own would only help in the main thread, and replaces that of others.
 Upstream: there is no issue. Remove this when DataLoader has an option to install no handler.
 """
 
 import multiprocessing
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
 # torch has no types for this module.
 _torch_signals: Any = signal_handling
 
 
-@contextmanager
-def without_torch_sigchld_handler() -> Iterator[None]:
-    """Prevent torch from installing its handler of SIGCHLD during the block."""
+def start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Return the iterator of a DataLoader. If one of its workers dies, only `next` raises."""
     was_set = _torch_signals._SIGCHLD_handler_set
     _torch_signals._SIGCHLD_handler_set = True
     try:
-        yield
+        iterator: Any = iter(loader)
     finally:
         _torch_signals._SIGCHLD_handler_set = was_set
+    _torch_signals._remove_worker_pids(id(iterator))
+    iterator._worker_pids_set = False
+    return cast("Iterator[Any]", iterator)
 
 
 def use_socket_folder(folder: Path) -> None:
