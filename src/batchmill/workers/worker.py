@@ -33,7 +33,6 @@ class Worker:
     """The state of a worker process."""
 
     channel: WorkerChannel
-    number = 0
     # The processes that an async step has started while it was opened.
     own_children: frozenset[int] = frozenset()
     # No other living process of the shard has this name. The process of the shard is "main".
@@ -65,7 +64,7 @@ class Worker:
             if other is not channel:
                 other.close()
         use_obstore()
-        self.name, self.number = str(number), number
+        self.name = str(number)
         self.channel = channel
         os.setsid()
         # A daemon may not start processes, but a step may. The worker kills them at its end.
