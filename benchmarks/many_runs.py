@@ -19,7 +19,7 @@ from pathlib import Path
 from batchmill.digests import input_id
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
-from batchmill.maintenance.cleanup import compact
+from batchmill.maintenance.merging import with_merged_parts
 from batchmill.outcome import Outcome, WrittenFile
 from batchmill.planning.plan import PLANNED_COLUMNS
 from batchmill.storage import LocalStore
@@ -77,7 +77,7 @@ def main() -> None:
             record(ledger, run, 0, range(start, min(start + RUN_INPUTS, options.inputs)))
             ledger.write_summary(run, {"run": run})
             begun = time.perf_counter()
-            compact(ledger, run)
+            with_merged_parts(ledger, ledger.state(), run)
             slowest = max(slowest, time.perf_counter() - begun)
         command = [sys.executable, "-m", "benchmarks.many_runs", "--folder", name]
         done = subprocess.run(command, check=True, capture_output=True, text=True)

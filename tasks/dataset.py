@@ -27,13 +27,13 @@ def load_manifest(job: Job) -> Prepared:
 
 
 @task(name="write_metadata", task_run_name="write tables", cache_policy=NO_CACHE)
-def write_metadata(prepared: Prepared) -> str:
+def write_metadata(prepared: Prepared, run: int) -> str:
     """Write metadata.parquet, metadata.csv and failures.csv, if there is something new.
 
     Returns:
         Why nothing was published: the table breaks an expectation. Usually empty.
     """
-    return publish_changes(prepared.ledger, prepared.manifest)
+    return publish_changes(prepared, run)
 
 
 @task(name="write_report", task_run_name="write report", cache_policy=NO_CACHE)

@@ -7,10 +7,8 @@ RUNS = f"{LEDGER_FOLDER}/runs"
 RELEASED = f"{LEDGER_FOLDER}/released"
 STEPS = f"{LEDGER_FOLDER}/steps"
 PARTITIONS = f"{LEDGER_FOLDER}/partitions"
-ADOPTED = f"{LEDGER_FOLDER}/adopted"
 LEASES = f"{LEDGER_FOLDER}/lease"
-PUBLISHED = f"{LEDGER_FOLDER}/published.json"
-VERSIONS = f"{LEDGER_FOLDER}/versions"
+SNAPSHOTS = f"{LEDGER_FOLDER}/snapshots"
 # The names of the versions that stay.
 KEPT = f"{LEDGER_FOLDER}/kept.json"
 # The last proof of each version.
@@ -23,11 +21,11 @@ LEDGER_NAMES = {
     name.rpartition("/")[2]
     for name in (
         *(FORMAT, PARTS, RUNS, RELEASED, STEPS, PARTITIONS),
-        *(LEASES, PUBLISHED, STAGING, SAVED_MANIFEST, VERSIONS, KEPT, ADOPTED, PROOFS),
+        *(LEASES, SNAPSHOTS, STAGING, SAVED_MANIFEST, KEPT, PROOFS),
     )
 }
-# Parts with this prefix contain rewritten records.
-UPKEEP = "upkeep-"
+# Parts with this prefix have the records of many other parts.
+MERGED = "merged-"
 # The names in the folder of a run, `runs/RUN`.
 PLAN, PLAN_ROWS, SUMMARY = "plan.json", "plan.arrow", "summary.json"
 BROKEN = "broken.csv"

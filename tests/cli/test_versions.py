@@ -87,7 +87,7 @@ def test_a_mistake_is_reported_and_changes_nothing(job, command, arguments, mess
     batchmill.keep(job.dataset, 1, name="taken")
     code, _, err = command("keep", job.dataset, *arguments)
     assert (code, message in err) == (2, True), err
-    assert job.ledger.versions.names() == {"taken": 1}
+    assert job.ledger.snapshots.names() == {"taken": 1}
 
 
 def test_a_version_is_not_named_during_a_run(job):
@@ -144,7 +144,7 @@ def test_diff_names_the_inputs_whose_other_columns_changed(job):
 
 
 def test_diff_names_a_damaged_table(job, command):
-    table = job.dataset / ".batchmill" / "versions" / "000001.parquet"
+    table = job.dataset / ".batchmill" / "snapshots" / "000001-table.parquet"
     table.write_bytes(table.read_bytes()[:100])
     code, _, err = command("diff", job.dataset, 1, 2)
     assert (code, f"{table}: differs from the table that was published" in err) == (2, True), err
@@ -160,7 +160,7 @@ def test_a_version_is_verified_alone(job, command):
     assert command("verify", job.dataset, "--version", "2", "--hash")[0] == 0
     code, _, err = command("verify", job.dataset, "--version", "1", "--repair")
     assert (code, "--repair and --version cannot be combined" in err) == (2, True)
-    table = job.dataset / ".batchmill" / "versions" / "000001.parquet"
+    table = job.dataset / ".batchmill" / "snapshots" / "000001-table.parquet"
     table.write_bytes(table.read_bytes() + b"x")
     found = batchmill.verify(job.dataset, version=1)
     assert found["message"].tolist() == ["differs from the published table"]

@@ -141,7 +141,7 @@ def test_a_bundle_has_the_further_files_of_an_input(tmp_path, monkeypatch):
     options = {"file_columns": "mask"}
     run_job("m.csv", "overlaid:step", "out", policy=FailurePolicy(retries=0), options=options)
     ledger = Ledger(LocalStore("out"))
-    (group,) = read_failures(ledger, read_spec(ledger, 1)).groups
+    (group,) = read_failures(ledger.state(), read_spec(ledger, 1)).groups
     assert f"--file mask={tmp_path / 'masks' / 'a.txt'}" in group.command
     write_reproduction("out", "a.txt", tmp_path / "b.zip")
     with zipfile.ZipFile(tmp_path / "b.zip") as bundle:

@@ -89,7 +89,7 @@ def test_many_outcomes_are_committed_at_once_and_the_others_at_the_end(
         assert has_committed.wait(30)
         lazy_shard.add([outcome_of("c")])
     assert batches == [["a", "b"], ["c"]]
-    assert sorted(lazy_shard.ledger.records()["input"].to_pylist()) == ["a", "c"]
+    assert sorted(lazy_shard.ledger.records(["input"])["input"].to_pylist()) == ["a", "c"]
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])

@@ -14,18 +14,12 @@ from object_store import begin_upload, incomplete_uploads
 from s3_proxy import Reply
 
 from batchmill import open_dataset
-from batchmill.layout import PACKS, PUBLISHED, RELEASED
+from batchmill.layout import MERGED, PACKS, PARTS, RELEASED
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.versions import records_of
-from batchmill.maintenance import cleanup
-from batchmill.maintenance.cleanup import (
-    KEPT_RUNS,
-    compact,
-    forget_runs,
-    remove_orphans,
-    rewrite_packs,
-    unused_packs,
-)
+from batchmill.maintenance import packs
+from batchmill.maintenance.cleanup import KEPT_RUNS, forget_runs, remove_orphans
+from batchmill.maintenance.merging import with_merged_parts
+from batchmill.maintenance.packs import rewrite_packs, unused_packs
 from batchmill.maintenance.verify import verify
 from batchmill.planning.prepare import prepare
 from batchmill.runs.progress import RunWatcher
@@ -63,38 +57,81 @@ def test_a_dataset_that_is_read_during_many_runs_stays_readable(job):
         assert opened[0].data
 
 
-def test_merged_parts_have_the_records_of_all_versions(job):
+@pytest.fixture
+def merging(monkeypatch):
+    """Each run merges all parts."""
+    each_time = partial(with_merged_parts, many=1)
+    monkeypatch.setattr("batchmill.runs.run.with_merged_parts", each_time)
+
+
+def test_merged_parts_have_the_records_of_all_versions(job, merging):
     job.run()
-    for number in range(3):
+    seen = {}
+    for number in range(4):
+        seen[number + 1] = results_of_version(job, number + 1)
         job.path("00001.txt").write_text(f"version {number}")
         os.utime(job.path("00000.txt"), (number, number))
-        job.run(keep_versions=9)
-    versions = [version.number for version in job.ledger.versions.read_all()]
-    before = [records_of_version(job.ledger, number) for number in versions]
-    compact(job.ledger, 4, many=2)
-    assert len(job.ledger.part_names()) == 1
-    assert [records_of_version(job.ledger, number) for number in versions] == before
-    # Each of the runs 2 to 4 has another record of the input that changed.
-    assert job.ledger.all_records(["input"]).num_rows == 3 + 3
+        assert job.run(keep_versions=9) == 1
+    assert {number: results_of_version(job, number) for number in seen} == seen
+    versions = [version.number for version in job.ledger.snapshots.versions()]
+    assert versions == [1, 2, 3, 4, 5]
+    assert all(name.startswith(MERGED) for name in job.ledger.state().named_parts)
+    own = job.ledger.read_state(job.ledger.snapshots.last()).named_parts
+    assert own == job.ledger.state().named_parts
     assert job.run() == 0
 
 
-def records_of_version(ledger, number):
-    """Return the file, the run and the time of each input in a version."""
-    records = records_of(ledger.all_records(["input", "run", "mtime_ns", "outputs"]), number)
-    return records.select(["input", "run", "mtime_ns", "outputs"]).sort_by("input").to_pylist()
+def results_of_version(job, number):
+    """Return the file, the run and the time of each input in a version, and its texts."""
+    state = job.ledger.read_state(job.ledger.snapshots.find(number))
+    records = state.records(["input", "run", "mtime_ns", "outputs"]).sort_by("input").to_pylist()
+    return records, [sample.data for sample in open_dataset(job.dataset, version=number)]
 
 
-def test_a_removed_input_does_not_come_back_when_its_records_are_merged(job):
+def test_a_removed_input_does_not_come_back_when_its_records_are_merged(job, merging):
     job.run()
     job.names.remove("00001.txt")
     job.list()
     job.run(prune=True)
-    compact(job.ledger, 2, many=2)
-    assert len(job.ledger.part_names()) == 1
     assert len(job.ledger.records(["input"])) == 2
     before = open_dataset(job.dataset, version=1)
     assert [sample.data for sample in before if "00001" in sample.id] == ["00001.txt"]
+    job.run(force=True)
+    assert len(job.ledger.records(["input"])) == 2
+
+
+def test_old_parts_do_not_accumulate(job):
+    for times in range(1, 6):
+        job.run(times=times, keep_versions=0)
+    runs = {job.ledger.run_of(name) for name in job.ledger.part_names()}
+    assert runs == {4, 5}, "a reader may have opened the last version before this one"
+    assert [version.number for version in job.ledger.snapshots.versions()] == [5]
+
+
+@pytest.mark.parametrize("keep_versions", [0, 1, 3])
+def test_the_inputs_of_a_part_that_was_moved_away_run_again(job, keep_versions):
+    """The message about a damaged part says so."""
+    job.run()
+    job.path("00001.txt").write_text("changed")
+    job.run()
+    (gone,) = job.ledger.part_names(2)
+    (job.dataset / PARTS / gone).unlink()
+    assert job.run(keep_versions=keep_versions) == 1
+    assert list(verify(job.ledger, hash_files=True)) == []
+    assert [sample.data for sample in open_dataset(job.dataset)][1] == "changed"
+    assert job.run() == 0
+
+
+def test_the_files_of_removed_inputs_are_removed_if_no_version_lists_them(job):
+    job.run()
+    output = job.output("00001.txt")
+    job.names.remove("00001.txt")
+    job.list()
+    job.run()
+    assert output.exists()
+    job.run(prune=True, keep_versions=0)
+    assert [version.number for version in job.ledger.snapshots.versions()] == [2]
+    assert not output.exists()
 
 
 def test_a_new_run_is_followed_after_old_ones_were_removed(job):
@@ -141,12 +178,12 @@ def test_a_request_to_retry_is_removed_when_it_was_executed(job):
     job.list()
     assert job.run() == 2
     assert list(job.ledger.released()) == ["in/00002.txt"], "it was not executed"
-    published = job.ledger.store.read(PUBLISHED)
+    before = job.ledger.snapshots.last()
     job.names.append("00002.txt")
     job.list()
     assert job.run() == 1
     assert job.ledger.store.names(RELEASED) == []
-    assert job.ledger.store.read(PUBLISHED) != published
+    assert job.ledger.snapshots.last() != before
     assert job.run() == 0
 
 
@@ -211,7 +248,7 @@ def write_pack(store, name, paths):
 
 def test_files_that_stay_where_they_are_keep_their_address(tmp_path, monkeypatch):
     """An old pack was moved to several new ones. Later, only one of these is written again."""
-    monkeypatch.setattr(cleanup, "_JOINED_BYTES", 4000)
+    monkeypatch.setattr(packs, "_JOINED_BYTES", 4000)
     store = LocalStore(tmp_path)
     used = write_pack(store, f"{PACKS}/000001-a-0.tar", [f"files/a/{n:02}" for n in range(20)])
     for kept in (9, 7, 6, 5):

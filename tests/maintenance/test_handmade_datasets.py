@@ -1,6 +1,7 @@
 """Maintenance keeps, removes and reports the right files of datasets that no run has written."""
 
 from dataclasses import asdict
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -9,16 +10,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchmill import LedgerError, OptionError
-from batchmill.layout import LEASES, METADATA, PACKS, PUBLISHED, STAGING, TABLES, VERSIONS
+from batchmill.digests import input_id
+from batchmill.layout import LEASES, METADATA, PACKS, PARTITIONS, PARTS, SNAPSHOTS, STAGING, TABLES
 from batchmill.ledger.json_file import sealed
 from batchmill.ledger.lease import lease
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.parts import Origin
-from batchmill.ledger.published_tables import PublishedRecord
-from batchmill.ledger.versions import Version
-from batchmill.maintenance.cleanup import compact, remove_orphans, sweep
+from batchmill.ledger.parts import PART_SCHEMA, Origin
+from batchmill.ledger.snapshots import Snapshot
+from batchmill.ledger.state import WITHDRAWN
+from batchmill.maintenance.cleanup import remove_orphans, sweep
 from batchmill.maintenance.input_files import copy_files, input_files
 from batchmill.maintenance.leakage import find_duplicates, find_leaks
+from batchmill.maintenance.merging import with_merged_parts
 from batchmill.maintenance.verify import advice, examine
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import Outcome, WrittenFile
@@ -35,6 +38,7 @@ OTHER = "test" if HASHED == "train" else "train"
 LEFT = ".x.part-0123456789abcdef0123456789abcdef"
 RUN = ".batchmill/runs/000001"
 PLAN_FILES = [f"{RUN}/{name}" for name in ("plan.arrow", "plan.json", "summary.json")]
+OWN_TABLE = f"{SNAPSHOTS}/000001-table.parquet"
 
 
 class Dataset:
@@ -53,7 +57,7 @@ class Dataset:
         places = dict.fromkeys(paths) | (packed or {})
         outputs = [WrittenFile(p, len(p), hash_bytes(p.encode()), at) for p, at in places.items()]
         more = {"outputs": tuple(outputs), **seen}
-        outcome = Outcome(name, name, kind, attempts, 0.5, 1.0, "host", **more)
+        outcome = Outcome(name, input_id(name), kind, attempts, 0.5, 1.0, "host", **more)
         part = f"{run:06d}-{next(self._parts):05d}"
         self.ledger.commit(part, [(outcome, Origin("{}", "step", run, attempt))])
 
@@ -64,39 +68,80 @@ class Dataset:
         places = (Address(name, 512 + 1024 * n, len(path)) for n, path in enumerate(paths))
         return {path: place.named(path) for path, place in zip(paths, places, strict=True)}
 
-    def publish(self, run, partitioning=None, **columns):
-        """Write the tables, their record, a version, and the end of a run."""
-        columns = columns or {"input": self.ledger.records(["input"])["input"]}
+    def publish(self, run, partitioning=None, *, assigned=(), merge=False, **columns):
+        """Record a version: its tables, its state, and the end of its run. Return the state.
+
+        Args:
+            run: The number of the run.
+            partitioning: The partitions of the run.
+            assigned: For each row of its assignment: input, group, partition, and whether the
+                manifest names it.
+            merge: Merge all parts.
+            **columns: The columns of the table. The manifest lists only the inputs in it.
+        """
+        state = self.ledger.state()
+        table = pa.table(columns or {"input": state.names})
+        state = state.changed(state.not_of(table["input"]).names, absence=WITHDRAWN)
+        if merge:
+            state = with_merged_parts(self.ledger, state, run, many=1)
         sink = pa.BufferOutputStream()
-        pq.write_table(pa.table(columns), sink)
+        pq.write_table(table, sink)
         data = sink.getvalue().to_pybytes()
-        for name in TABLES:
+        for name in (*TABLES, self.ledger.snapshots.table_name(run)):
             self.store.write(name, data)
-        tables = {name: {"size": len(data), "content": hash_bytes(data)} for name in TABLES}
-        PublishedRecord(run=run, made_of="", tables=tables).write(self.store)
-        seen = {"created": 1.0, "rows": 1, "failed": 0, "step": "step", "table": hash_bytes(data)}
-        self.ledger.versions.add(Version(number=run, **seen), METADATA)
+        found = {"size": len(data), "content": hash_bytes(data), "rows": len(table)}
+        more = {"assignment": self.assign(run, *assigned)} if assigned else {}
+        self.snapshot(run, state, run, partitioning, tables=dict.fromkeys(TABLES, found), **more)
         self.end(run, partitioning)
+        return state
+
+    def snapshot(self, run, state, shown, partitioning=None, **more):
+        """Record a snapshot. `shown` is the number of the version whose tables show it."""
+        last = self.ledger.snapshots.last()
+        more = {"tables": last.tables if last else {}} | more
+        described = {"created": 1.0, "step": "step", "made_of": "", "shown": shown, **more}
+        described |= {"settings": settings(run, partitioning), "number": run}
+        self.ledger.snapshots.record(
+            Snapshot(state=self.ledger.write_state(run, state), **described)
+        )
 
     def end(self, run, partitioning=None, **summary):
         """Write the plan and the summary of a run."""
-        more: dict[str, Any] = dict.fromkeys(("step", "search", "root", "identity"), "")
-        more |= {"counts": {}, "resolved": {}, "params": {}, "batch_size": 1, "num_workers": 1}
-        spec = RunSpec(run=run, policy=FailurePolicy(), partitioning=partitioning, **more)
-        settings = asdict(spec) | {"policy": spec.policy.model_dump()}
-        folder, plan = self.ledger.run_folder(run), {"settings": settings, "rows": 0, "streams": []}
+        plan = {"settings": settings(run, partitioning), "rows": 0, "streams": []}
+        folder = self.ledger.run_folder(run)
         self.store.write(f"{folder}/plan.arrow", b"no rows")
         self.store.write(f"{folder}/plan.json", sealed(plan))
         self.ledger.write_summary(run, summary)
 
-    def assign(self, *rows):
-        """Record for each row: its input, group and partition, and whether that was given."""
+    def assign(self, run, *rows):
+        """Write an assignment, and return the name of its file."""
         columns = dict(zip(SCHEMA.names, zip(*rows, strict=True), strict=True))
         assignment = Assignment(partitioning=HALVES, rows=pa.table(columns, SCHEMA))
-        write_assignment(self.ledger, 1, assignment)
+        return write_assignment(self.ledger, run, assignment)
+
+    def seen(self, number):
+        """Return what the state of a version has of each input."""
+        state = self.ledger.read_state(self.ledger.snapshots.find(number))
+        return by_input(state.records(RECORDED))
 
     def paths(self):
         return {str(path.relative_to(self.store.root)) for path in self.store.root.rglob("*")}
+
+
+# All that a state has of its inputs.
+RECORDED = [*PART_SCHEMA.names, "result_run", "absence"]
+
+
+def by_input(records):
+    return records.sort_by("input").to_pylist()
+
+
+def settings(run, partitioning):
+    """Return the settings of a run, as its plan and its snapshot have them."""
+    more: dict[str, Any] = dict.fromkeys(("step", "search", "root", "identity"), "")
+    more |= {"counts": {}, "resolved": {}, "params": {}, "batch_size": 1, "num_workers": 1}
+    spec = RunSpec(run=run, policy=FailurePolicy(), partitioning=partitioning, **more)
+    return asdict(spec) | {"policy": spec.policy.model_dump()}
 
 
 @pytest.fixture
@@ -113,13 +158,31 @@ def test_the_last_versions_and_those_with_a_name_stay(dataset, kept, stay, run, 
     dataset.record(1, "b", "files/b.1/x")
     for number in range(1, 5):
         dataset.record(number, "a", f"files/a.{number}/x")
-        dataset.publish(number)
-    dataset.ledger.versions.keep("first", 1)
-    if are_merged:
-        compact(dataset.ledger, run, many=1)
-    sweep(dataset.ledger, run, kept)
-    assert [version.number for version in dataset.ledger.versions.read_all()] == stay
+        state = dataset.publish(number, merge=are_merged)
+    dataset.ledger.snapshots.keep("first", 1)
+    before = {number: dataset.seen(number) for number in stay}
+    sweep(dataset.ledger, state, run, kept)
+    assert [version.number for version in dataset.ledger.snapshots.versions()] == stay
     assert dataset.store.names("files") == [*(f"a.{number}" for number in stay), "b.1"]
+    assert {number: dataset.seen(number) for number in stay} == before
+
+
+@pytest.mark.parametrize("are_merged", [False, True])
+def test_a_part_stays_for_readers_until_the_run_after_the_one_that_dropped_it(dataset, are_merged):
+    dataset.record(1, "b")
+    sweep(dataset.ledger, dataset.publish(1), 1, 0)
+    for run in range(2, 6):
+        opened = dataset.ledger.state()
+        before = by_input(opened.records(RECORDED))
+        parts = dataset.ledger.part_names()
+        dataset.record(run, "a")
+        dataset.record(run, "c")
+        sweep(dataset.ledger, dataset.publish(run, merge=are_merged), run, 0)
+        assert by_input(opened.records(RECORDED)) == before
+        assert [version.number for version in dataset.ledger.snapshots.versions()] == [run]
+        left = {*dataset.ledger.part_names()}
+        assert opened.named_parts <= left
+        assert left & {*parts} == opened.named_parts, "the others are removed"
 
 
 @pytest.mark.parametrize("are_merged", [False, True])
@@ -128,11 +191,14 @@ def test_files_that_were_replaced_before_they_were_published_are_removed(dataset
     dataset.record(1, "a", "files/a.0/x")
     for run, kept, stay in ((1, 1, ["a.1"]), (2, None, ["a.1", "a.2"]), (3, 1, ["a.1", "a.3"])):
         dataset.record(run, "a", f"files/a.{run}/x", attempt=2)
-        if are_merged:
-            compact(dataset.ledger, run, many=1)
-        if kept is not None:
-            dataset.publish(run)
-        sweep(dataset.ledger, run, kept)
+        if kept is None:
+            state = dataset.ledger.state()
+            if are_merged:
+                state = with_merged_parts(dataset.ledger, state, run, many=1)
+            dataset.snapshot(run, state, 0)
+        else:
+            state = dataset.publish(run, merge=are_merged)
+        sweep(dataset.ledger, state, run, kept)
         assert dataset.store.names("files") == [*stay, "b.1"]
 
 
@@ -140,23 +206,26 @@ def test_the_files_of_a_removed_input_that_the_last_version_does_not_list_are_re
     for name in "ab":
         dataset.record(1, name, f"files/{name}.1/x")
     dataset.publish(1, input=["a"])
-    dataset.record(2, "b", kind="pruned")
-    sweep(dataset.ledger, 2, 1)
+    state = dataset.ledger.state().not_of(pa.array(["b"]))
+    dataset.snapshot(2, state, 1)
+    sweep(dataset.ledger, state, 2, 1)
     assert dataset.store.names("files") == ["a.1"]
 
 
 @pytest.mark.parametrize(
-    ("kind", "attempts", "left"), [("ok", 1, ["a.dead"]), ("ok", 2, []), ("crashed", 1, [])]
+    ("kind", "attempts", "left"), [("ok", 1, True), ("ok", 2, False), ("crashed", 1, False)]
 )
 def test_a_run_removes_the_files_of_its_attempts_that_died(dataset, kind, attempts, left):
-    for name in "ab":
-        dataset.record(1, name, f"files/{name}.1/x")
+    a, b = map(input_id, "ab")
+    for name in (a, b):
+        dataset.record(1, name[0], f"files/{name}.1/x")
         dataset.store.write(f"files/{name}.dead/x", b"")
     dataset.publish(1)
-    dataset.record(2, "a", "files/a.2/x", kind=kind, attempts=attempts)
-    dataset.publish(2)
-    sweep(dataset.ledger, 2, 1)
-    assert dataset.store.names("files") == ["a.1", "a.2", *left, "b.1", "b.dead"]
+    made = [f"files/{a}.2/x"] if kind == "ok" else []
+    dataset.record(2, "a", *made, kind=kind, attempts=attempts)
+    sweep(dataset.ledger, dataset.publish(2), 2, 1)
+    stay = [f"{a}.1", *([f"{a}.2"] if made else []), *([f"{a}.dead"] if left else [])]
+    assert dataset.store.names("files") == [*stay, f"{b}.1", f"{b}.dead"]
 
 
 @pytest.mark.parametrize(("kept", "packs"), [(0, 1), (1, 3)])
@@ -168,8 +237,7 @@ def test_a_file_in_a_pack_stays_readable_while_a_version_names_it(dataset, kept,
             dataset.record(run, path[6], packed={path: address})
         dataset.publish(run)
     dataset.record(3, "a", "files/a.3/x")
-    dataset.publish(3)
-    sweep(dataset.ledger, 3, kept)
+    sweep(dataset.ledger, dataset.publish(3), 3, kept)
     assert "1.tar" not in dataset.store.names(PACKS), "at most a quarter of it is used"
     assert len(dataset.store.names(PACKS)) == packs
     remove_orphans(dataset.ledger)
@@ -194,9 +262,14 @@ def test_a_killed_run_leaves_only_recorded_files_and_what_others_may_be_writing(
         dataset.store.write(name, b"")
     dataset.store.write(f"{PACKS}/{LEFT}", b"a joined pack")
     dataset.publish(1)
-    dataset.store.write(dataset.ledger.versions.table_name(7), b"of a run that was killed")
+    snapshots = dataset.ledger.snapshots
+    for name in (snapshots.table_name(7), snapshots.state_name(7)):
+        dataset.store.write(name, b"of a run that was killed")
+    before = by_input(dataset.ledger.records(RECORDED))
     remove_orphans(dataset.ledger)
-    assert dataset.store.names(VERSIONS) == ["000001.json", "000001.parquet"]
+    own = ["000001-state.parquet", "000001-table.parquet", "000001.json"]
+    assert dataset.store.names(SNAPSHOTS) == own
+    assert by_input(dataset.ledger.records(RECORDED)) == before
     assert dataset.store.read(f"{PACKS}/1.tar") == whole
     assert dataset.store.names(PACKS) == ["1.tar"]
     assert list(dataset.store.files("files")) == ["files/d.1/x"]
@@ -205,17 +278,43 @@ def test_a_killed_run_leaves_only_recorded_files_and_what_others_may_be_writing(
 
 
 @pytest.mark.parametrize("are_merged", [False, True])
-def test_a_version_whose_description_is_damaged_keeps_its_files(dataset, are_merged):
+def test_a_damaged_version_is_named_and_keeps_its_files(dataset, are_merged):
     for number in (1, 2):
         dataset.record(number, "a", f"files/a.{number}/x")
-        dataset.publish(number)
-        dataset.ledger.versions.keep(f"name-{number}", number)
-    dataset.store.write(f"{VERSIONS}/000001.json", b"x")
-    if are_merged:
-        compact(dataset.ledger, 2, many=1)
-    sweep(dataset.ledger, 2, 0)
-    remove_orphans(dataset.ledger)
+        state = dataset.publish(number, merge=are_merged)
+        dataset.ledger.snapshots.keep(f"name-{number}", number)
+    description = dataset.store.read(f"{SNAPSHOTS}/000001.json")
+    dataset.store.write(f"{SNAPSHOTS}/000001.json", b"x")
+    for clean in (partial(sweep, state=state, run=2, kept=0), remove_orphans):
+        with pytest.raises(LedgerError, match=r"000001\.json: is damaged.*Move it away"):
+            clean(dataset.ledger)
     assert dataset.store.names("files") == ["a.1", "a.2"]
+    dataset.store.write(f"{SNAPSHOTS}/000001.json", description)
+    assert examine(Ledger(dataset.store), version=1, hash_files=True) == []
+
+
+@pytest.mark.parametrize("name", ["000001.json", "000001-state.parquet"])
+def test_a_damaged_snapshot_is_named_and_without_it_the_parts_have_the_results(dataset, name):
+    dataset.record(1, "a", "files/a.1/x")
+    dataset.publish(1)
+    before = by_input(dataset.ledger.records(RECORDED))
+    dataset.store.write(f"{SNAPSHOTS}/{name}", b"x")
+    with pytest.raises(LedgerError, match=f"{name}: .*Move it"):
+        examine(Ledger(dataset.store))
+    for one in dataset.store.names(SNAPSHOTS):
+        dataset.store.delete(f"{SNAPSHOTS}/{one}")
+    assert by_input(Ledger(dataset.store).records(RECORDED)) == before
+
+
+def test_a_part_that_was_moved_away_makes_its_inputs_unknown_and_the_tables_old(dataset):
+    for name in "ab":
+        dataset.record(1, name, f"files/{name}.1/x")
+    dataset.publish(1)
+    gone = next(one for one in dataset.ledger.part_names() if one.startswith("000001-00000"))
+    dataset.store.delete(f"{PARTS}/{gone}")
+    assert dataset.ledger.state().names.to_pylist() == ["b"]
+    found = [(one.kind, one.path) for one in examine(dataset.ledger)]
+    assert ("changed", METADATA) in found
 
 
 def test_a_run_that_was_killed_between_its_tables_is_reported(dataset):
@@ -224,26 +323,59 @@ def test_a_run_that_was_killed_between_its_tables_is_reported(dataset):
     dataset.record(2, "b", "files/b.2/x")
     dataset.end(2)
     dataset.store.delete(f"{dataset.ledger.run_folder(2)}/summary.json")
-    dataset.store.delete(PUBLISHED)
     dataset.store.write(TABLES[-1], b"of run 2")
+    found = {one.path: one.message for one in examine(dataset.ledger)}
+    assert found == {
+        TABLES[-1]: "differs from the published table. Run the job again",
+        METADATA: "is of run 1, and older than the ledger. Run the job again",
+    }
+
+
+def test_tables_of_a_first_run_that_was_killed_before_its_snapshot_are_reported(dataset):
+    dataset.record(1, "a")
+    dataset.publish(1)
+    for name in dataset.store.names(SNAPSHOTS):
+        dataset.store.delete(f"{SNAPSHOTS}/{name}")
     found = examine(dataset.ledger)
-    assert [(one.kind, one.path) for one in found] == [("missing", PUBLISHED)]
-    assert found[0].message.startswith("run 2 was killed before it had written all tables")
+    assert [(one.kind, one.path) for one in found] == [("changed", name) for name in TABLES]
+    assert all(one.message.startswith("run 1 was killed before") for one in found)
 
 
-def test_merged_parts_lack_only_removed_inputs_that_no_version_has(dataset):
+def test_merged_parts_have_exactly_the_records_that_the_state_refers_to(dataset):
     first = {"a": "ok", "b": "timeout", "c": "ok", "d": "failed"}
-    for run, kinds in enumerate((first, {"a": "pruned", "c": "pruned"}, {"c": "missing"}), 1):
+    for run, kinds in enumerate((first, {"a": "failed", "d": "ok"}, {"c": "missing"}), 1):
         for name, kind in kinds.items():
-            dataset.record(run, name, kind=kind)
-    dataset.publish(3)
-    parts = dataset.ledger.part_names()
-    compact(dataset.ledger, 3, many=8)
-    assert dataset.ledger.part_names() == parts, "there are only 7"
-    compact(dataset.ledger, 3, many=7)
-    assert len(dataset.ledger.part_names()) == 1
-    records = dataset.ledger.all_records([]).sort_by("input")
-    assert records["outcome"].to_pylist() == ["timeout", "missing", "failed"]
+            files = [f"files/{name}.{run}/x"] if kind == "ok" else []
+            dataset.record(run, name, *files, kind=kind)
+    ledger, state = dataset.ledger, dataset.ledger.state()
+    before = by_input(state.records(RECORDED))
+    assert [one["outcome"] for one in before] == ["failed", "timeout", "ok", "ok"]
+    assert [bool(one["outputs"]) for one in before] == [True, False, True, True]
+    parts = ledger.part_names()
+    assert with_merged_parts(ledger, state, 3, many=6) is state
+    assert ledger.part_names() == parts, "the state refers to only 5 of the 7 parts"
+    merged = with_merged_parts(ledger, state, 3, many=5)
+    assert len(merged.named_parts) == 1
+    assert by_input(merged.records(RECORDED)) == before
+    assert {*ledger.part_names()} == {*parts} | merged.named_parts, (
+        "earlier snapshots need the others"
+    )
+    records = ledger.read_part(*merged.named_parts, ["input", "outcome", "run"]).to_pylist()
+    assert sorted((one["input"], one["outcome"], one["run"]) for one in records) == [
+        ("a", "failed", 2),
+        ("a", "ok", 1),
+        ("b", "timeout", 1),
+        ("c", "ok", 1),
+        ("d", "ok", 2),
+    ]
+    dataset.snapshot(3, merged, 0)
+    assert by_input(Ledger(dataset.store).records(RECORDED)) == before
+    dataset.record(4, "b", "files/b.4/x")
+    again = with_merged_parts(ledger, ledger.state(), 4, many=1)
+    assert len(again.named_parts) == 2
+    assert again.named_parts > merged.named_parts, "a merged part is not merged again"
+    other = [one for one in by_input(again.records(RECORDED)) if one["input"] != "b"]
+    assert other == [one for one in before if one["input"] != "b"]
 
 
 GIVEN = [("a", "group:g", "train", True), ("b", "group:g", "train", True)]
@@ -265,9 +397,12 @@ TORN = "group 'g' is in several partitions: b (test) and a (train)"
 )
 def test_each_leak_of_the_published_table_is_reported_once(dataset, published, assigned, expected):
     columns = {"input": [*published] * 2, "partition": [*published.values()] * 2}
-    dataset.publish(1, HALVES, **columns)
+    more = {"assigned": [*assigned, (None, "group:removed", OTHER, False)]}
+    dataset.publish(1, HALVES, **more, **columns)
+    for name in dataset.store.names(PARTITIONS):
+        dataset.store.delete(f"{PARTITIONS}/{name}")
     assert "partitions is missing" in str(list(find_leaks(dataset.ledger)))
-    dataset.assign(*assigned, (None, "group:removed", OTHER, False))
+    dataset.publish(1, HALVES, **more, **columns)
     assert list(find_leaks(dataset.ledger)) == expected
     assert [(one.kind, one.message) for one in examine(dataset.ledger)] == [
         ("leak", message) for message in expected
@@ -276,9 +411,9 @@ def test_each_leak_of_the_published_table_is_reported_once(dataset, published, a
     assert "cannot be read: " in str(list(find_leaks(dataset.ledger)))
     dataset.store.delete(METADATA)
     assert list(find_leaks(dataset.ledger)) == [], "verify reports that the table is missing"
-    dataset.publish(1, HALVES)
+    dataset.publish(1, HALVES, **more)
     assert list(find_leaks(dataset.ledger)) == ["has no column 'partition'"]
-    dataset.end(1)
+    dataset.publish(1)
     assert list(find_leaks(dataset.ledger)) == [], "the run had no partitions"
 
 
@@ -290,9 +425,9 @@ def test_only_inputs_with_the_same_known_content_are_duplicates(dataset):
     ]
     for name, _, size, content in rows:
         dataset.record(1, name, size=size, content=content)
-    dataset.assign(*((name, f"input:{name}", place, True) for name, place, *_ in rows))
+    assigned = [(name, f"input:{name}", place, True) for name, place, *_ in rows]
     columns = {"input": [row[0] for row in rows], "partition": [row[1] for row in rows]}
-    dataset.publish(1, HALVES, **columns)
+    dataset.publish(1, HALVES, assigned=assigned, **columns)
     message = "b (train) and c (test) have the same content"
     assert list(find_duplicates(dataset.ledger)) == [message]
     assert [(one.kind, one.is_warning) for one in examine(dataset.ledger)] == [("duplicate", True)]
@@ -303,7 +438,10 @@ def write(*names, data=b"x"):
 
 
 def run_again(dataset, **summary):
+    """Run again, and publish nothing. Without a summary, the run was killed."""
     dataset.record(2, "b")
+    if summary:
+        dataset.snapshot(2, dataset.ledger.state(), 0)
     dataset.end(2, **summary)
 
 
@@ -321,7 +459,9 @@ STRAYS = ["notes", ".batchmill/odd", "packs/x", "files/a.1/b", "files/s"]
         (lambda dataset: run_again(dataset, unpublished="x"), "unpublished", [METADATA], []),
         (run_again, "changed", [METADATA], []),
         (write("failures.csv"), "changed", ["failures.csv"], []),
-        (write(PUBLISHED), "changed", [PUBLISHED], []),
+        (write(METADATA), "changed", [METADATA], []),
+        (write(OWN_TABLE), "changed", [OWN_TABLE], []),
+        (lambda dataset: dataset.store.delete(OWN_TABLE), "missing", [OWN_TABLE], []),
         (write(OUTPUT), "changed", [OUTPUT], []),
         (write(OUTPUT, data=b"longer than before"), "changed", [OUTPUT], []),
         (write(OUTPUT, data=b"other bytes"), "changed", [OUTPUT], []),
@@ -366,12 +506,12 @@ def test_a_version_is_compared_with_its_own_table_and_the_inputs_in_it(dataset):
     def found():
         return [(one.kind, one.path) for one in examine(dataset.ledger, version=1)]
 
-    table, lost = ".batchmill/versions/000001.parquet", ("missing", "files/b.1/x")
+    table, lost = OWN_TABLE, ("missing", "files/b.1/x")
     assert found() == [lost], "run 2 wrote a again, and the table of run 1 has no c"
     dataset.store.write(table, b"damaged")
-    assert found() == [("changed", table), lost, ("missing", "files/c.1/x")]
+    assert found() == [("changed", table), lost]
     dataset.store.delete(table)
-    assert found() == [("missing", table), lost, ("missing", "files/c.1/x")]
+    assert found() == [("missing", table), lost]
     with pytest.raises(OptionError, match="cannot be combined"):
         examine(dataset.ledger, version=1, repair=True)
 

@@ -1,15 +1,15 @@
 """Verification finds what differs from the ledger, and repair makes the next run correct."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 from copying_job import CopyingJob
 
-from batchmill.maintenance.cleanup import compact
+from batchmill.ledger.parts import PART_SCHEMA
+from batchmill.maintenance.merging import with_merged_parts
 from batchmill.maintenance.verify import repair_differences, verify
-from batchmill.planning.prepare import prepare
-from batchmill.runs.run import open_run
 
 
 @pytest.fixture
@@ -86,15 +86,24 @@ def test_retry_and_force_work_after_the_folders_of_all_runs_were_lost(job):
 
 
 @pytest.mark.slow
-def test_compaction_keeps_all_records(job):
+def test_merging_keeps_all_records(job, monkeypatch):
     for number in range(6):
         job.path("00000.txt").write_text(f"version {number}")
         job.run()
-    before = job.ledger.records().sort_by("input")
-    assert len(job.ledger.part_names()) >= 6
-    with open_run(prepare(job.job())) as run:
-        compact(job.ledger, run.number, many=2)
-    assert len(job.ledger.part_names()) == 1
-    assert job.ledger.records().sort_by("input") == before
-    assert job.ledger.records(run=6)["input"].to_pylist() == ["in/00000.txt"]
+    before = records_of(job)
+    assert len(job.ledger.state().named_parts) >= 2
+    each_time = partial(with_merged_parts, many=1)
+    monkeypatch.setattr("batchmill.runs.run.with_merged_parts", each_time)
+    job.path("00001.txt").touch()
+    assert job.run() == 0, "only a time has changed"
+    assert len(job.ledger.state().named_parts) == 1
+    assert records_of(job) == before
+    last = job.ledger.state().of_run(6)
+    assert last.names.to_pylist() == ["in/00000.txt"]
     assert job.run() == 0
+
+
+def records_of(job):
+    """Return all that is recorded of each input, without its times."""
+    names = [name for name in PART_SCHEMA.names if name not in ("mtime_ns", "ctime_ns")]
+    return job.ledger.records([*names, "result_run", "absence"]).sort_by("input").to_pylist()

@@ -1,5 +1,7 @@
 """Test datasets as manifests: the outputs of one are the inputs of the next."""
 
+import shutil
+
 import pandas as pd
 import pytest
 from jobs import run_job
@@ -64,7 +66,7 @@ def test_a_bucket_is_not_inside_the_working_directory(dataset, bucket, monkeypat
 
 
 def test_datasets_without_tables_or_files_are_rejected(dataset, words, tmp_path):
-    (dataset / "metadata.parquet").unlink()
+    shutil.rmtree(dataset / ".batchmill" / "snapshots")
     with pytest.raises(ManifestError, match="without tables yet"):
         load_manifest(dataset)
     run_job(words, "steps_under_test:length", tmp_path / "table")

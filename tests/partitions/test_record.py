@@ -2,20 +2,20 @@
 
 import json
 from dataclasses import asdict, replace
-from functools import partial
 from io import BytesIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from jobs import run_job
+from published import publish_table
+from xxhash import xxh3_64_hexdigest
 
 from batchmill import LedgerError
 from batchmill.layout import PARTITIONS
 from batchmill.ledger.ledger import Ledger
-from batchmill.partitions import record
 from batchmill.partitions.partitioning import Partitioning
-from batchmill.partitions.record import SCHEMA, Assignment, last_assignment, last_with
+from batchmill.partitions.record import SCHEMA, Assignment, last_assignment, write_assignment
 from batchmill.storage import LocalStore
 
 HALVES = Partitioning(shares={"train": 0.5, "test": 0.5})
@@ -33,26 +33,29 @@ def assignment(partition="train", **changes):
     return Assignment(partitioning=replace(HALVES, **changes), rows=table)
 
 
-def test_only_changed_assignments_are_written_and_the_last_one_up_to_a_run_counts(ledger):
-    ledger.store.write(f"{PARTITIONS}/notes.parquet", b"not an assignment")
+def version_with(ledger, run, name):
+    """Record a version with the assignment of a file."""
+    snapshot = publish_table(ledger.store.url, pa.table({"input": ["a"]}), run)
+    ledger.snapshots.record(replace(snapshot, assignment=name))
+
+
+def test_the_assignment_of_the_last_version_counts_and_an_equal_one_is_not_written(ledger):
     assert last_assignment(ledger) is None
-    assert record.name_of_last(ledger) == ""
-    moved, reseeded = assignment("test"), assignment("test", seed=7)
     reordered = assignment("test", seed=7, shares={"test": 0.5, "train": 0.5})
-    runs = {2: assignment(), 999_999: moved, 1_000_000: reseeded, 1_000_001: reordered}
-    for run, written in runs.items():
-        record.write_assignment(ledger, run, written)
-        record.write_assignment(ledger, run + 100, written)
-    for until, expected in ((1, None), (999_998, runs[2]), *runs.items(), (None, reordered)):
-        assert last_assignment(ledger, until) == expected
+    last = None
+    for run, given in enumerate(
+        [assignment(), assignment("test"), assignment("test", seed=7), reordered], 1
+    ):
+        name = write_assignment(ledger, run, given)
+        assert ledger.store.exists(name)
+        assert last_assignment(ledger) == last, "the run has published nothing yet"
+        version_with(ledger, run, name)
+        last = given
+        assert last_assignment(ledger) == given
+        assert write_assignment(ledger, run + 100, given) == name
     assert last_assignment(ledger).by_group() == {"group:g": "test", "group:h": "test"}
-    assert last_with(ledger, HALVES) == moved
-    assert last_with(ledger, replace(HALVES, seed=8)) is None
-    assert [run for run in (1, 102, *runs) if record.has_assigned(ledger, run)] == [*runs]
-    last = record.name_of_last(ledger)
-    record.forget_earlier(ledger)
-    assert ledger.store.names(PARTITIONS) == [last, "notes.parquet"]
-    assert last_assignment(ledger) == reordered
+    ledger.store.delete(name)
+    assert last_assignment(ledger) is None
 
 
 def encoded(version=b"1", options=OPTIONS, columns=SCHEMA.names):
@@ -65,7 +68,7 @@ def encoded(version=b"1", options=OPTIONS, columns=SCHEMA.names):
 @pytest.mark.parametrize(
     ("content", "seal", "message"),
     [
-        (encoded(), "-0123456789abcdef", r"is damaged\. Its content does not match the hash"),
+        (encoded(), "0123456789abcdef", r"is damaged\. Its content does not match the hash"),
         (encoded(b"2"), "", "has version 2, but this batchmill supports version 1"),
         (b"no table", "", r"cannot be read .*Move the file away"),
         (encoded(columns=SCHEMA.names[:3]), "", r"cannot be read .*Move the file away"),
@@ -74,12 +77,12 @@ def encoded(version=b"1", options=OPTIONS, columns=SCHEMA.names):
     ids=["other hash", "other version", "no table", "no column", "other options"],
 )
 def test_a_record_that_cannot_be_trusted_is_rejected_by_name(ledger, content, seal, message):
-    ledger.store.write(f"{PARTITIONS}/000001.parquet", encoded())
-    assert last_assignment(ledger) == assignment(), "older versions wrote no hash"
-    ledger.store.write(f"{PARTITIONS}/000002{seal}.parquet", content)
-    for read in (last_assignment, partial(last_with, partitioning=HALVES)):
-        with pytest.raises(LedgerError, match=rf"/000002{seal}\.parquet: {message}"):
-            read(ledger)
+    seal = seal or xxh3_64_hexdigest(content)
+    name = f"{PARTITIONS}/000002-{seal}.parquet"
+    ledger.store.write(name, content)
+    version_with(ledger, 2, name)
+    with pytest.raises(LedgerError, match=rf"/000002-{seal}\.parquet: {message}"):
+        last_assignment(ledger)
 
 
 def test_a_withdrawn_input_keeps_a_group_with_a_long_number(words, tmp_path):

@@ -17,6 +17,10 @@ from batchmill.publishing.summary import summarise
 MIB = 2**20
 
 
+def forecast(ledger, *given):
+    return make_forecast(ledger, ledger.state(), *given)
+
+
 @pytest.fixture
 def record(tmp_path):
     """Return a function that records outcomes, and the ledger.
@@ -51,7 +55,7 @@ def record(tmp_path):
 
 def test_time_bytes_and_rows_follow_the_sizes(record):
     ledger = record([1, 8] * 50)
-    found = make_forecast(ledger, "step", np.array([1] * 1000 + [8] * 100) * MIB)
+    found = forecast(ledger, "step", np.array([1] * 1000 + [8] * 100) * MIB)
     assert found.seconds.likely == pytest.approx((1000 + 800) / 2, rel=0.1)
     assert found.seconds.low < found.seconds.likely < found.seconds.high
     assert found.bytes == 100 * (1000 + 800)
@@ -61,31 +65,31 @@ def test_time_bytes_and_rows_follow_the_sizes(record):
 
 def test_larger_files_than_all_recorded_ones_take_longer(record):
     ledger = record([1] * 50)
-    small, large = (make_forecast(ledger, "step", np.full(100, size * MIB)) for size in (1, 64))
+    small, large = (forecast(ledger, "step", np.full(100, size * MIB)) for size in (1, 64))
     assert large.seconds.likely == pytest.approx(64 * small.seconds.likely, rel=0.05)
 
 
 def test_a_run_takes_at_least_as_long_as_its_slowest_input(record):
-    found = make_forecast(record([30] * 20), "step", np.array([30 * MIB]))
+    found = forecast(record([30] * 20), "step", np.array([30 * MIB]))
     assert found.seconds.likely >= 30
 
 
 def test_failures_have_an_interval_even_if_none_has_failed(record):
     ledger = record([1] * 100)
-    assert make_forecast(ledger, "step", np.full(1000, MIB)).failures.high > 10
+    assert forecast(ledger, "step", np.full(1000, MIB)).failures.high > 10
     assert wilson(0.1, 100, 1000).likely == 100
     assert wilson(0.1, 100, 1000).low < 100 < wilson(0.1, 100, 1000).high
 
 
 def test_failures_count_by_size(record):
     ledger = record([1, 8] * 50, failed=range(1, 100, 2))
-    assert make_forecast(ledger, "step", np.full(300, 8 * MIB)).failures.likely == 300
-    assert make_forecast(ledger, "step", np.full(300, MIB)).failures.likely == 0
+    assert forecast(ledger, "step", np.full(300, 8 * MIB)).failures.likely == 300
+    assert forecast(ledger, "step", np.full(300, MIB)).failures.likely == 0
 
 
 def test_outcomes_of_another_step_say_nothing(record):
-    assert make_forecast(record([1] * 10), "another", np.full(10, MIB)) is None
-    assert make_forecast(record([1] * 10), "step", np.array([], np.int64)) is None
+    assert forecast(record([1] * 10), "another", np.full(10, MIB)) is None
+    assert forecast(record([1] * 10), "step", np.array([], np.int64)) is None
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 from small_tables import small_tables
 
-from batchmill.ledger.parts import PART_SCHEMA
+from batchmill.ledger.state import State
 from batchmill.manifest import Manifest
 from batchmill.planning.change_detection import detect_changes
 from batchmill.planning.decisions import Criteria
@@ -12,6 +12,7 @@ from batchmill.planning.plan import PLANNED_COLUMNS, make_plan
 from batchmill.storage.large_tables import collected
 
 ROWS = 20_000
+RECORDS = State(None).records(PLANNED_COLUMNS).schema
 NAME = "a-folder-with-a-long-name/and-another-one/{}.wav"
 
 
@@ -29,7 +30,7 @@ def tables_of(count, state):
     """A table of inputs and one of their records, both in files."""
     for start in range(0, count, 1000):
         names = [NAME.format(number) for number in range(start, min(count, start + 1000))]
-        same = {"input": names, "input_id": names, "outcome": "ok", "step": "s", "run": 1}
+        same = {"input": names, "outcome": "ok", "step": "s", "run": 1}
         columns = {
             field.name: same.get(field.name, 1 if pa.types.is_integer(field.type) else None)
             for field in state
@@ -52,10 +53,7 @@ def plan_of(count, states):
 
 def test_a_plan_keeps_few_bytes_of_each_input_in_memory(pool):
     names = ["input", "size", "mtime_ns", "etag", "ctime_ns", "companions"]
-    states = [
-        pa.schema([PART_SCHEMA.field(name) for name in columns])
-        for columns in (names, PLANNED_COLUMNS)
-    ]
+    states = [State(None).records(columns).schema for columns in (names, PLANNED_COLUMNS)]
     with small_tables(rows=500):
         peaks = []
         for count in (ROWS, 3 * ROWS):
@@ -81,7 +79,7 @@ def test_all_outputs_are_looked_up_in_one_call():
     output = {"path": "files/x", "size": 1, "content": "", "pack": None}
     more = {"outcome": "ok", "outputs": [output], "step": "s"}
     names = [f"{number}.wav" for number in range(10)]
-    done = pa.Table.from_pylist([{"input": name, **more} for name in names], PART_SCHEMA)
+    done = pa.Table.from_pylist([{"input": name, **more} for name in names], RECORDS)
     inputs = done.select(["input", "size", "mtime_ns", "etag", "ctime_ns", "companions"])
     manifest = Manifest(name="m", root="/", inputs=inputs, manifest_columns=pa.table({}))
     store = CountingStore()

@@ -110,7 +110,7 @@ def test_a_result_stays_if_its_input_vanishes_during_a_run(tmp_path, seen):
         stays = "Its earlier result stays in the dataset."
         assert summary.failures == (("0.txt", f"missing: FileNotFoundError: {reason} {stays}"),)
     if seen is not None:
-        assert open_ledger(str(dataset)).records(run=2)["outcome"].to_pylist() == ["missing"]
+        assert open_ledger(str(dataset)).outcomes(2).table["outcome"].to_pylist() == ["missing"]
         run_job(manifest, SPLIT, dataset)
     assert contents(dataset) == before
     assert faults(dataset) == []

@@ -5,11 +5,13 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from batchmill.ledger.parts import PART_SCHEMA
+from batchmill.ledger.state import State
 from batchmill.manifest import Manifest
 from batchmill.planning.change_detection import FileChanges
 from batchmill.planning.decisions import Criteria
 from batchmill.planning.plan import PLANNED_COLUMNS, make_plan
+
+SCHEMA = State(None).records([*PLANNED_COLUMNS, "carried"]).schema
 
 
 def manifest_of(*names, size=5, mtime_ns=1, etag=None, ctime_ns=3, companions=None):
@@ -30,7 +32,6 @@ def records_of(**outcomes):
     rows = [
         {
             "input": name,
-            "input_id": f"id-{name}",
             "outcome": outcome,
             "outputs": [],
             "size": 5,
@@ -44,7 +45,7 @@ def records_of(**outcomes):
         }
         for name, outcome in outcomes.items()
     ]
-    return pa.Table.from_pylist(rows, pa.schema([PART_SCHEMA.field(n) for n in PLANNED_COLUMNS]))
+    return pa.Table.from_pylist(rows, SCHEMA)
 
 
 def test_inputs_below_a_raised_limit_are_executed():
@@ -136,7 +137,7 @@ def test_a_released_ok_input_is_executed_again():
 
 def test_withdrawn_inputs_are_listed():
     plan = make_plan(manifest_of("a"), records_of(a="ok", gone="failed"), Criteria("s"))
-    assert plan.withdrawn.to_pylist() == [{"input": "gone", "input_id": "id-gone"}]
+    assert plan.withdrawn.to_pylist() == ["gone"]
 
 
 def test_another_step_executes_all_inputs_and_is_reported():

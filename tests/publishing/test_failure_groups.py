@@ -103,7 +103,7 @@ def test_all_commands_number_the_groups_alike(run, capsys):
     contents = failures_of(3, "bad") | {"z.txt": "odd 1", "y.txt": "odd 2"}
     groups = run(contents)
     ledger = open_ledger("out")
-    assert read_failures(ledger, read_spec(ledger, 1)).groups == groups
+    assert read_failures(ledger.state(), read_spec(ledger, 1)).groups == groups
     published = pd.read_csv("out/failures.csv").set_index("input")["group"].to_dict()
     assert published == {name: 1 if name.startswith("bad") else 2 for name in contents}
     assert batchmill.failures("out", group=2)["input"].tolist() == ["y.txt", "z.txt"]
@@ -166,5 +166,5 @@ def test_the_file_of_a_cell_has_no_name_for_a_user():
 
 def test_a_short_name_of_an_input_is_no_part_of_a_word(run):
     run({"a": "bad", "d": "bad"})
-    (group,) = read_failures(open_ledger("out")).groups
+    (group,) = read_failures(open_ledger("out").state()).groups
     assert group.inputs == 2

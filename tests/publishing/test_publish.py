@@ -6,10 +6,10 @@ import pandas as pd
 import pytest
 from jobs import run_job
 
+from batchmill import open_dataset
+from batchmill.errors import LedgerError
+from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import examine, verify
-from batchmill.planning.job import make_job
-from batchmill.planning.prepare import prepare
-from batchmill.publishing.publish import publish_changes
 from batchmill.publishing.summary import summarise
 
 STEP = "batchmill.steps.words:split"
@@ -30,17 +30,10 @@ def _list(folder, rows):
     (folder / "in" / "m.csv").write_text("input,label\n" + rows)
 
 
-def _prepared(folder):
-    return prepare(
-        make_job(manifest=str(folder / "in" / "m.csv"), step=STEP, output=str(folder / "out"))
-    )
-
-
 def _publish(folder):
-    """Publish the tables, and return the names of those that were replaced."""
-    prepared = _prepared(folder)
+    """Run the job again, which executes nothing. Return the names of the replaced tables."""
     before = {name: _inode(folder, name) for name in TABLES}
-    publish_changes(prepared.ledger, prepared.manifest)
+    assert run_job(folder / "in" / "m.csv", STEP, folder / "out").executed == 0
     return [name for name in TABLES if _inode(folder, name) != before[name]]
 
 
@@ -50,8 +43,11 @@ def _inode(folder, name):
 
 
 def test_unchanged_tables_are_not_written_again(dataset):
+    ledger = open_ledger(str(dataset / "out"))
+    before = ledger.changes()
     assert _publish(dataset) == []
-    assert list(verify(_prepared(dataset).ledger)) == []
+    assert ledger.changes() == before, "no snapshot is written without a change"
+    assert list(verify(ledger)) == []
 
 
 @pytest.mark.parametrize("rows", ["b.txt,y\na.txt,x\n", "a.txt,x\nb.txt,z\n", "a.txt,x\n"])
@@ -88,7 +84,7 @@ def test_a_changed_table_is_found_and_written_again(dataset, name):
     changed = bytearray(whole)
     changed[len(whole) // 2] ^= 1
     path.write_bytes(changed)
-    ledger = _prepared(dataset).ledger
+    ledger = open_ledger(str(dataset / "out"))
     (found,) = examine(ledger)
     assert (found.kind, found.path) == ("changed", name)
     assert name in _publish(dataset)
@@ -113,14 +109,29 @@ def test_an_interrupted_publication_is_repeated(dataset, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]"])
-def test_a_damaged_record_rewrites_the_tables(dataset, text):
-    (dataset / "out" / ".batchmill" / "published.json").write_text(text)
+def test_the_tables_are_written_again_without_the_damaged_record_of_the_snapshot(dataset, text):
+    path = dataset / "out" / ".batchmill" / "snapshots" / "000001.json"
+    path.write_text(text)
+    with pytest.raises(LedgerError, match=r"000001\.json: .*Move it away"):
+        _publish(dataset)
+    path.unlink()
     assert "metadata.parquet" in _publish(dataset)
+    assert list(verify(open_ledger(str(dataset / "out")), hash_files=True)) == []
+    assert len(open_dataset(dataset / "out")) == 2
+
+
+@pytest.mark.parametrize(
+    "change", [lambda path: path.write_bytes(b"x"), lambda path: path.unlink()]
+)
+def test_a_damaged_or_missing_table_of_the_last_version_is_replaced(dataset, change):
+    change(dataset / "out" / ".batchmill" / "snapshots" / "000001-table.parquet")
+    _publish(dataset)
+    assert len(open_dataset(dataset / "out")) == 2
 
 
 @pytest.mark.parametrize("name", ["plan.json", "plan.arrow", "summary.json"])
 def test_verify_reports_a_damaged_plan_or_summary_and_the_next_run_replaces_it(dataset, name):
-    ledger = _prepared(dataset).ledger
+    ledger = open_ledger(str(dataset / "out"))
     path = dataset / "out" / ".batchmill" / "runs" / "000001" / name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

@@ -21,7 +21,7 @@ from batchmill.storage import LocalStore
 
 
 def publish(ledger, manifest):
-    return write_tables(ledger.store, make_tables(ledger, manifest))
+    return write_tables(ledger.store, make_tables(ledger.state(), manifest))
 
 
 @pytest.fixture

@@ -11,15 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from jobs import run_job
 from object_store import upload
-from published import publish_rows, texts
+from published import publish_rows, publish_table, texts
 from torch.utils.data import DataLoader
 
 from batchmill import OptionError, StoreError, open_dataset
 from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.snapshots import Snapshots
 from batchmill.reading import published
 from batchmill.storage import LocalStore
 
@@ -219,7 +221,7 @@ def test_an_unknown_partition_is_rejected(animals, tmp_path):
 def test_columns_that_cannot_be_fields_are_rejected(animals, columns, words):
     extra = {"a b": [1] * 6, "class": [1] * 6, "data": [1] * 6}
     frame = pd.read_parquet(animals / "metadata.parquet").assign(**extra)
-    frame.to_parquet(animals / "metadata.parquet")
+    publish_table(animals, pa.Table.from_pandas(frame))
     with pytest.raises(OptionError, match=words):
         open_dataset(animals, columns=columns)
 
@@ -315,44 +317,50 @@ def test_a_changed_table_is_rejected_after_opening(animals):
     dataset = open_dataset(animals)
     assert dataset.labels
     frame = pd.read_parquet(animals / "metadata.parquet")
-    frame.iloc[::-1].to_parquet(animals / "metadata.parquet")
+    publish_table(animals, pa.Table.from_pandas(frame.iloc[::-1]))
     assert dataset[0].data == "text 0"
     for ask in (lambda: dataset.labels, lambda: dataset.partition, lambda: dataset.frame):
         with pytest.raises(OptionError, match="does not exist any more"):
             ask()
 
 
-def test_a_table_that_differs_from_the_published_one_is_rejected(words, tmp_path):
+def test_the_table_of_the_version_is_read_also_if_its_copy_was_changed(words, tmp_path):
     dataset = tmp_path / "out"
     run_job(words / "manifest.csv", "steps_under_test:copy", dataset)
-    table = dataset / "metadata.parquet"
-    whole = table.read_bytes()
-    table.write_bytes(whole.replace(b"a.txt", b"b.txt"))
-    assert table.read_bytes() != whole
-    with pytest.raises(StoreError, match=r"metadata\.parquet: differs from .* Run the job again"):
-        open_dataset(dataset)
+    copy = dataset / "metadata.parquet"
+    whole = copy.read_bytes()
+    copy.write_bytes(b"damaged")
+    assert len(open_dataset(dataset)) == 4
     run_job(words / "manifest.csv", "steps_under_test:copy", dataset)
-    assert table.read_bytes() == whole
-    open_dataset(dataset)
+    assert copy.read_bytes() == whole
 
 
-def test_a_table_that_a_run_publishes_during_the_opening_is_not_rejected(
+def test_a_damaged_table_of_a_version_is_rejected(words, tmp_path):
+    dataset = tmp_path / "out"
+    run_job(words / "manifest.csv", "steps_under_test:copy", dataset)
+    table = dataset / ".batchmill/snapshots/000001-table.parquet"
+    table.write_bytes(table.read_bytes().replace(b"a.txt", b"b.txt"))
+    with pytest.raises(StoreError, match=r"table\.parquet: differs from the table that was"):
+        open_dataset(dataset)
+
+
+def test_a_version_that_a_run_removes_during_the_opening_is_read_again(
     words, tmp_path, monkeypatch
 ):
-    """The files of its samples stay, because the earlier version is kept."""
     dataset = tmp_path / "out"
     run_job(words / "manifest.csv", "steps_under_test:copy", dataset)
-    real, records = published.read_published_record, []
+    real, found = Snapshots.last_version, []
 
-    def read_then_publish(store):
-        records.append(real(store))
-        if len(records) == 1:
-            run_job(words / "manifest.csv", "steps_under_test:copy", dataset, times=2)
-        return records[-1]
+    def find_then_publish(snapshots):
+        found.append(real(snapshots))
+        if len(found) == 1:
+            again = {"times": 2, "keep_versions": 0}
+            monkeypatch.setattr(Snapshots, "last_version", real)
+            run_job(words / "manifest.csv", "steps_under_test:copy", dataset, **again)
+        return found[-1]
 
-    monkeypatch.setattr(published, "read_published_record", read_then_publish)
-    assert published.read_published(str(dataset)).table["output"].to_pylist()
-    assert [record.run for record in records] == [1, 2]
+    monkeypatch.setattr(Snapshots, "last_version", find_then_publish)
+    assert published.read_published(str(dataset)).version.number == 2
 
 
 def test_samples_are_a_sequence(animals):

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from functools import partial
 
 import pytest
 from crashing import in_child
@@ -9,11 +10,13 @@ from jobs import job_of, run_job
 
 from batchmill import OptionError, StoreError, open_dataset
 from batchmill.ledger.ledger import Ledger
-from batchmill.maintenance.cleanup import compact, named_files
+from batchmill.maintenance.cleanup import named_files
+from batchmill.maintenance.merging import with_merged_parts
 from batchmill.maintenance.verify import verify
 from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import prepare
 from batchmill.publishing.publish import publish_changes
+from batchmill.runs import run as run_module
 from batchmill.runs.run import open_run
 from batchmill.shards.run_shard import run_shard
 from batchmill.storage import LocalStore
@@ -92,42 +95,45 @@ def test_the_number_of_earlier_versions_to_keep(out, words, kept, folders):
     for version in (2, 3, 4):
         run_again(words, out, version, keep_versions=kept)
     assert len(list((out / "files").iterdir())) == folders
-    found = [version.number for version in Ledger(LocalStore(out)).versions.read_all()]
+    found = [version.number for version in Ledger(LocalStore(out)).snapshots.versions()]
     assert found == [1, 2, 3, 4][-1 - kept :]
 
 
 def test_a_version_with_a_name_stays(out, words):
     ledger = Ledger(LocalStore(out))
-    ledger.versions.keep("paper", 1)
+    ledger.snapshots.keep("paper", 1)
     for version in (2, 3, 4):
         run_again(words, out, version)
     assert versions(open_dataset(out, version="paper", columns=["version"])) == {(1, 1)}
     assert versions(open_dataset(out, version=3, columns=["version"])) == {(3, 3)}
     with pytest.raises(OptionError, match=r"Versions: 1, 3, 4\. Names: paper\."):
         open_dataset(out, version=2)
-    ledger.versions.drop("paper")
+    ledger.snapshots.drop("paper")
     run_again(words, out, 5)
-    assert [version.number for version in ledger.versions.read_all()] == [4, 5]
+    assert [version.number for version in ledger.snapshots.versions()] == [4, 5]
     assert len(list((out / "files").iterdir())) == 8
 
 
 def test_an_unchanged_run_and_equal_results_make_no_version(out, words):
     run_again(words, out, 1)
     run_again(words, out, 1, force=True)
-    assert [version.number for version in Ledger(LocalStore(out)).versions.read_all()] == [1]
+    assert [version.number for version in Ledger(LocalStore(out)).snapshots.versions()] == [1]
     assert len(list((out / "files").iterdir())) == 4
 
 
-def test_versions_stay_when_the_parts_of_the_ledger_are_merged(out, words):
-    for version in (2, 3):
-        run_again(words, out, version)
+def test_versions_stay_when_the_parts_of_the_ledger_are_merged(out, words, monkeypatch):
+    run_again(words, out, 2)
     ledger = Ledger(LocalStore(out))
+    monkeypatch.setattr(run_module, "with_merged_parts", partial(with_merged_parts, many=1))
+    run_again(words, out, 3)
+    assert [name[:14] for name in ledger.state().named_parts] == ["merged-000003-"]
     before = named_files(ledger)
-    compact(ledger, 3, many=2)
-    assert len(ledger.part_names()) == 1
-    assert named_files(ledger) == before
-    assert len(ledger.all_records([])) == 8
-    assert versions(open_dataset(out, version=2, columns=["version"])) == {(2, 2)}
+    for version in (4, 5, 6):
+        run_again(words, out, version, keep_versions=0)
+        assert versions(open_dataset(out, columns=["version"])) == {(version, version)}
+        assert list(verify(ledger, hash_files=True)) == []
+    assert not before & named_files(ledger)
+    assert len(ledger.part_names()) <= 3
 
 
 def test_files_of_a_killed_run_are_replaced_after_the_step_is_changed_back(
@@ -156,7 +162,7 @@ def test_after_the_run_the_dataset_can_be_opened_again(out, words):
         run_shard(shard)
         run.finalize()
         assert [found.path for found in verify(Ledger(LocalStore(out)))] == ["metadata.parquet"]
-        publish_changes(run.ledger, run.prepared.manifest)
+        publish_changes(run.prepared, run.number)
         run.end()
     assert versions(open_dataset(out, columns=["version"])) == {(2, 2)}
     assert list(verify(Ledger(LocalStore(out)))) == []

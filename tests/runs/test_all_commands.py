@@ -28,9 +28,11 @@ import batchmill
 from batchmill import workers as isolation  # noqa: F401  # Children need not import it.
 from batchmill.jobs.reproduction import write_reproduction
 from batchmill.ledger.open import open_ledger
-from batchmill.maintenance.cleanup import compact, forget_runs
+from batchmill.maintenance.cleanup import forget_runs
+from batchmill.maintenance.merging import MANY_PARTS, with_merged_parts
 from batchmill.maintenance.verify import examine
 from batchmill.options.failure_policy import FailurePolicy
+from batchmill.runs import run as run_module
 from batchmill.runs.proof import prove, record_proof
 from batchmill.storage import is_url, open_store
 
@@ -65,6 +67,7 @@ class Sequence:
         self.remark = 0
         self.last_run = 0
         self.last_step = ()
+        self.many = MANY_PARTS
         folder.mkdir()
         for name, text in zip(NAMES, ["x", "yz", "bad", "zyx"], strict=False):
             self.put(name, text)
@@ -276,6 +279,12 @@ class Sequence:
             **({"partition": self.partition} if self.partition else {}),
         }
         expect = [f"value < {options.expect}"] if options.expect else []
+        merge = partial(with_merged_parts, many=self.many)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run_module, "with_merged_parts", merge)
+            self._run_job(options, flags, expect)
+
+    def _run_job(self, options, flags, expect):
         run_job(
             "m.csv", "letters:step", self.dataset, factor=self.model.factor, force=options.force,
             prune=options.prune, prune_failed=options.prune_failed,
@@ -286,10 +295,10 @@ class Sequence:
     def finish(self, options):
         """Let the model run, too. Return what the run must have executed."""
         ledger = open_ledger(self.dataset)
-        numbers = [version.number for version in ledger.versions.read_all()]
+        numbers = [version.number for version in ledger.snapshots.versions()]
         last, self.last_run = self.last_run, ledger.runs()[-1]
         self.last_step = self.step()
-        recorded = ledger.records(["input"], run=self.last_run)["input"].to_pylist()
+        recorded = ledger.state().of_run(self.last_run).names.to_pylist()
         return self.model.run(
             options,
             [number for number in numbers if number > last],
@@ -315,10 +324,9 @@ class Sequence:
             del self.model.names[name]
 
     def tidy_the_ledger(self):
-        """Merge all parts, and forget earlier runs, as a run does after hundreds of others."""
-        ledger = open_ledger(self.dataset)
-        compact(ledger, self.last_run, many=self.chance.randint(1, 4))
-        forget_runs(ledger, self.last_run, kept=self.chance.randint(1, 3))
+        """Forget earlier runs, and merge parts soon, as a run does after hundreds of others."""
+        self.many = self.chance.choice([1, 2, 4, MANY_PARTS])
+        forget_runs(open_ledger(self.dataset), self.last_run, kept=self.chance.randint(1, 3))
 
     def export(self):
         """Each row becomes a sample with the content of its output."""
@@ -410,8 +418,8 @@ class Sequence:
         shown = {f"in/{name}": kind for name, kind in model.shown_failures.items()}
         assert {row["input"]: row["outcome"] for row in listed} == shown
         ledger = open_ledger(self.dataset)
-        assert [v.number for v in ledger.versions.read_all()] == list(model.versions)
-        assert ledger.versions.names() == model.names
+        assert [v.number for v in ledger.snapshots.versions()] == list(model.versions)
+        assert ledger.snapshots.names() == model.names
         for number, rows in model.versions.items():
             table = batchmill.metadata(self.dataset, version=number)
             assert rows_of(table, partial(read_plainly, store)) == named(rows), number

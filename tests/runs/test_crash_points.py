@@ -23,7 +23,7 @@ from batchmill import workers as isolation  # noqa: F401
 from batchmill.execution import outputs  # noqa: F401
 from batchmill.ledger import committer, lease
 from batchmill.ledger.ledger import Ledger
-from batchmill.maintenance.cleanup import compact
+from batchmill.maintenance.merging import with_merged_parts
 from batchmill.storage import LocalStore, is_url, open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
@@ -107,10 +107,10 @@ def write_manifest(folder, names):
 
 
 def run(place, points=None, broken=None):
-    """Make one run in the same way as the flow. Each run compacts the ledger."""
+    """Make one run in the same way as the flow. Each run merges parts."""
     os.chdir(place.folder)
     forget_connections()
-    batchmill.runs.run.compact = lambda ledger, run: compact(ledger, run, many=2)
+    batchmill.runs.run.with_merged_parts = partial(with_merged_parts, many=2)
     committer.COMMIT_SECONDS = lease.BEAT_SECONDS = lease.LAPSE_SECONDS = NEVER_SECONDS
     if broken:
         broken(points)

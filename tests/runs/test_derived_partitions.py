@@ -4,8 +4,10 @@ from os.path import abspath as absolute
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 from jobs import job_of, run_job
+from published import publish_table
 
 from batchmill import ManifestError
 from batchmill.ledger.open import open_ledger
@@ -174,7 +176,7 @@ def test_verify_finds_a_first_input_in_several_partitions():
         run(manifest, output)
     # Each input is a group of its own here, so the ledger of the dataset agrees with its table.
     frame = table("2").assign(own=lambda rows: rows["output"])
-    frame.to_parquet("2/metadata.parquet", index=False)
+    publish_table("2", pa.Table.from_pandas(frame, preserve_index=False), run=2)
     run("2", "3", **SHARES, group_by="own")
     first = table("3").groupby("original_input")["partition"].nunique()
     assert [message.partition("'")[2].partition("'")[0] for message in leaks("3")] == list(

@@ -7,12 +7,14 @@ import pytest
 from copying_job import CopyingJob
 
 import batchmill.runs.run
-from batchmill.ledger.ledger import Ledger
-from batchmill.maintenance.cleanup import compact
+from batchmill.layout import PARTS
+from batchmill.ledger.parts import PART_SCHEMA, write_hashed
+from batchmill.maintenance.merging import with_merged_parts
 from batchmill.maintenance.verify import verify
 from batchmill.planning.prepare import prepare
 from batchmill.runs.execute import execute
 from batchmill.runs.runner import InThisProcess
+from batchmill.storage import LocalStore
 
 
 class ManyParts(InThisProcess):
@@ -20,12 +22,13 @@ class ManyParts(InThisProcess):
 
     def run(self, run, shards, num_workers):
         ended = super().run(run, shards, num_workers)
-        names = run.ledger.part_names(run.number)
-        records = run.ledger.records(run=run.number)
+        ledger, names = run.ledger, run.ledger.part_names(run.number)
+        records = ledger.outcomes(run.number).records(PART_SCHEMA.names).cast(PART_SCHEMA)
         for row in range(len(records)):
-            run.ledger.rewrite_records(run.number, records.slice(row, 1))
-        run.ledger.delete_parts(names)
-        self.names = run.ledger.part_names()
+            place = f"{PARTS}/{run.number:06d}-single-{row:05d}"
+            write_hashed(ledger.store, place, records.slice(row, 1))
+        ledger.delete_parts(names)
+        self.names = ledger.part_names()
         return ended
 
 
@@ -35,6 +38,12 @@ def job(tmp_path, monkeypatch):
     return CopyingJob(tmp_path, 6)
 
 
+def merge_from_two(monkeypatch):
+    """Let runs merge two parts already."""
+    merge = partial(with_merged_parts, many=2)
+    monkeypatch.setattr(batchmill.runs.run, "with_merged_parts", merge)
+
+
 def tables(job):
     """Return the inode of each table. A table that is written again has another one."""
     return [
@@ -42,42 +51,42 @@ def tables(job):
     ]
 
 
-def test_each_part_of_a_long_run_is_read_twice_at_its_end(job, monkeypatch):
-    monkeypatch.setattr(batchmill.runs.run, "compact", partial(compact, many=2))
+def test_each_part_of_a_long_run_is_opened_three_times_at_its_end(job, monkeypatch):
+    merge_from_two(monkeypatch)
     read = Counter()
-    real = Ledger.read_part
+    real = LocalStore.open
 
-    def count(ledger, name, columns=None):
-        read[name] += 1
-        return real(ledger, name, columns)
+    def count(store, name):
+        read[name.removeprefix(f"{PARTS}/")] += 1
+        return real(store, name)
 
     class Counting(ManyParts):
         def run(self, *arguments):
             ended = super().run(*arguments)
-            monkeypatch.setattr(Ledger, "read_part", count)
+            monkeypatch.setattr(LocalStore, "open", count)
             return ended
 
     runner = Counting()
     execute(prepare(job.job()), runner)
     assert len(runner.names) == 6
-    assert {read[name] for name in runner.names} == {2}
+    assert {read[name] for name in runner.names} == {3}  # Two reads, and a count of rows.
     assert len(job.ledger.part_names()) == 1
     assert list(verify(job.ledger, hash_files=True)) == []
 
 
-def test_an_idle_run_after_a_compaction_writes_no_table(job, monkeypatch):
+def test_an_idle_run_after_a_merge_writes_no_table(job, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(batchmill.runs.run, "compact", partial(compact, many=2))
+        merge_from_two(patched)
         execute(prepare(job.job()), ManyParts())
     before = tables(job)
     assert job.run() == 0
     assert tables(job) == before
 
 
-def test_an_idle_run_compacts_nothing(job, monkeypatch):
+def test_an_idle_run_merges_nothing(job, monkeypatch):
     execute(prepare(job.job()), ManyParts())
     before = tables(job), job.ledger.part_names()
-    monkeypatch.setattr(batchmill.runs.run, "compact", partial(compact, many=2))
+    merge_from_two(monkeypatch)
     assert job.run() == 0
     assert (tables(job), job.ledger.part_names()) == before
 

@@ -150,7 +150,7 @@ def test_a_bundle_has_all_files_of_a_folder(folder):
     (folder / "in" / "b" / "deep" / "0.txt").write_text("bad")
     run(folder, retries=0)
     ledger = Ledger(LocalStore("out"))
-    (group,) = read_failures(ledger, read_spec(ledger, 1)).groups
+    (group,) = read_failures(ledger.state(), read_spec(ledger, 1)).groups
     assert "--input-kind folder" in group.command
     write_reproduction("out", "b", folder / "b.zip")
     with zipfile.ZipFile("b.zip") as bundle:

@@ -8,23 +8,20 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import pandas as pd
-import pyarrow as pa
 import pytest
 from comparison import contents
 from copying_job import HELPER, STEP, CopyingJob
 from jobs import run_job
 
 from batchmill import ManifestError, OptionError, StoreError, open_dataset
-from batchmill.layout import PARTS
 from batchmill.ledger.lease import Wait, lease
-from batchmill.ledger.parts import PART_SCHEMA, write_hashed
 from batchmill.maintenance.verify import verify
 from batchmill.manifest.records import listed_manifest, save_manifest
 from batchmill.options.groups import RunOptions
 from batchmill.planning.batching import Cores
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
-from batchmill.publishing.publish import make_tables, write_tables
+from batchmill.publishing.publish import publish_changes
 from batchmill.runs.run import open_run
 from batchmill.step.fingerprint import differences
 from batchmill.step.load import load_step
@@ -139,17 +136,6 @@ def test_a_file_with_other_rights_is_read_once_and_not_executed(job):
     assert len(job.plan().plan.touched) == 0
 
 
-def test_parts_without_the_time_of_the_last_change_execute_nothing(job):
-    job.run()
-    names = job.ledger.part_names()
-    older = pa.concat_tables(map(job.ledger.read_part, names)).drop_columns(["ctime_ns"])
-    older = older.replace_schema_metadata(PART_SCHEMA.metadata)
-    write_hashed(job.ledger.store, f"{PARTS}/000001-older", older)
-    job.ledger.delete_parts(names)
-    assert job.ledger.records(["ctime_ns"])["ctime_ns"].null_count == 20
-    assert job.run() == 0
-
-
 def test_batch_size_and_workers_do_not_change_the_dataset(job):
     job.run(batch_size=1, num_workers=1, cores=1)
     assert job.run(batch_size=7, num_workers=2, cores=8) == 0
@@ -160,7 +146,7 @@ def test_withdrawn_rows_stay_until_they_are_pruned(job):
     gone = job.output("00002.txt")
     job.names.remove("00002.txt")
     job.list()
-    assert job.plan().plan.withdrawn["input"].to_pylist() == ["in/00002.txt"]
+    assert job.plan().plan.withdrawn.to_pylist() == ["in/00002.txt"]
     assert job.run() == 0
     assert gone.exists()
     assert job.run(prune=True) == 0
@@ -199,8 +185,9 @@ def prune(prepared):
     prepared = replace(prepared, job=replace(prepared.job, options=options))
     with open_run(prepared) as run:
         plan = run.prepared.plan
+        run.divide(Cores(total=1, node=1))
         run.finalize()
-        write_tables(run.ledger.store, make_tables(run.ledger, run.prepared.manifest))
+        publish_changes(run.prepared, run.number)
     return plan
 
 
@@ -210,7 +197,7 @@ def test_results_of_a_run_during_the_wait_are_not_pruned(job, over_a_folder):
     arrive_and_run(job, "later.txt")
     job.path("00003.txt").unlink()
     plan = prune(prepared)
-    assert plan.withdrawn["input"].to_pylist() == ["00003.txt"]
+    assert plan.withdrawn.to_pylist() == ["00003.txt"]
     assert plan.counts["unchanged"] == 21
     table = pd.read_parquet(job.dataset / "metadata.parquet").set_index("input")
     assert (job.dataset / table.loc["later.txt", "output"]).read_text() == "later.txt"
@@ -449,7 +436,7 @@ def test_a_forced_run_can_be_resumed_and_a_later_one_starts_again(job):
     assert job.run() == 20
     with pytest.raises(KeyboardInterrupt):
         job.run(force=True, batch_size=1, num_workers=1, seen=StopAfterFive())
-    done = len(job.ledger.records(["input"], run=2))
+    done = len(job.ledger.outcomes(2))
     assert 5 <= done < 20
     assert job.run(force=True) == 20 - done
     assert job.run() == 0

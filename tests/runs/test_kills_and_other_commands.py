@@ -9,11 +9,11 @@ from jobs import run_job
 import batchmill
 from batchmill.jobs.reproduction import write_reproduction
 from batchmill.ledger.open import open_ledger
-from batchmill.ledger.versions import Versions
-from batchmill.maintenance.upkeep import Upkeep
+from batchmill.ledger.snapshots import Snapshots
 from batchmill.maintenance.verify import examine
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.publishing.summary import adoption_lines
+from batchmill.runs import run as run_module
 
 STEP = """
 def copy(source, out):
@@ -74,7 +74,7 @@ def test_a_repair_keeps_the_results_that_the_next_run_keeps(job):
     job.run()
     for text in ("b1", "bad"):
         job.put("b", text)
-        job.killed(Upkeep, "record_planned")
+        job.killed(run_module, "advance")
     assert "unreferenced" not in {found.kind for found in examine(job.ledger, repair=True)}
     job.run()
     assert examine(job.ledger) == []
@@ -86,11 +86,11 @@ def test_a_version_without_its_files_cannot_be_kept(job):
         job.put("a", text)
         job.run()
     job.put("a", "a3")
-    job.killed(Versions, "remove")
+    job.killed(Snapshots, "remove")
     for options in ({}, {"keep_versions": 5}):
         if options:
             job.run(**options)
-        numbers = job.ledger.versions.numbers()
+        numbers = [one.number for one in job.ledger.snapshots.versions()]
         assert [examine(job.ledger, version=number) for number in numbers] == [[]] * len(numbers)
 
 
@@ -98,7 +98,7 @@ def test_a_run_that_publishes_nothing_leaves_a_complete_table(job):
     job.put("a", "a1")
     job.run()
     job.put("a", "a2")
-    job.killed(Versions, "add")
+    job.killed(Snapshots, "record")
     job.put("a", "a3")
     job.run(policy=FailurePolicy(expect=("word != 'a3'",)))
     assert len([*batchmill.open_dataset("out", load="text")]) == 1
@@ -109,7 +109,7 @@ def test_an_adoption_of_a_killed_run_is_not_counted(job):
     job.run()
     job.write_step(STEP.replace('"a.txt")', '"a" + ".txt")'))
     options = {"accept_change": True}
-    job.killed(Upkeep, "write", options=options)
+    job.killed(Snapshots, "record", options=options)
     job.run(options=options)
     assert len(adoption_lines(job.ledger)) == 1
 

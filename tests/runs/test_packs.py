@@ -19,8 +19,9 @@ from batchmill import OptionError, StoreError, open_dataset
 from batchmill.exporting.run_export import export_dataset
 from batchmill.exporting.verify_export import find_differences
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.parts import packed_paths
-from batchmill.maintenance.cleanup import remove_orphans, rewrite_packs
+from batchmill.ledger.outputs import packed_paths
+from batchmill.maintenance.cleanup import remove_orphans
+from batchmill.maintenance.packs import rewrite_packs
 from batchmill.maintenance.verify import examine
 from batchmill.planning.prepare import prepare
 from batchmill.planning.run_spec import read_spec
@@ -226,7 +227,7 @@ def test_a_kill_while_packs_are_written_again_loses_nothing(job, words, tmp_path
     job(num_workers=1, cores=1)
     ledger = ledger_of(dataset)
     paths = packed_paths(ledger.records(["outputs"]))
-    ledger.versions.remove(1)
+    ledger.snapshots.remove([1])
     for changes in range(20):
         place = tmp_path / f"killed-{changes}"
         shutil.copytree(dataset, place)
@@ -356,7 +357,8 @@ def test_a_failed_input_in_a_pack_has_no_command_that_cannot_find_it(job, tmp_pa
         derived = tmp_path / f"of-{name}"
         run_job(job(name, options=options), "failing:step", derived)
         ledger = ledger_of(derived)
-        commands[name] = [one.command for one in read_failures(ledger, read_spec(ledger, 1)).groups]
+        failures = read_failures(ledger.state(), read_spec(ledger, 1))
+        commands[name] = [one.command for one in failures.groups]
     assert all(commands["loose"])
     assert not any(commands["packed"])
 
@@ -403,8 +405,7 @@ def test_a_bucket_gets_one_object_for_each_commit(job, words, bucket, tmp_path):
     run_job(manifest, "lettering:letters", dataset, options=PACK, version=1)
     store = open_store(dataset)
     ledger = Ledger(store)
-    parts = [name for name in ledger.part_names() if not name.startswith("upkeep")]
-    assert 1 <= len(store.names("packs")) <= len(parts)
+    assert 1 <= len(store.names("packs")) <= len(ledger.part_names())
     assert examine(ledger, hash_files=True) == []
     loose = job("loose", options={})
     expected = contents(loose)

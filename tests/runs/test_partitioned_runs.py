@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +14,9 @@ from jobs import job_of, run_job
 
 import batchmill
 from batchmill import LedgerError, ManifestError, OptionError
+from batchmill.layout import PARTITIONS
 from batchmill.ledger.open import open_ledger
+from batchmill.ledger.parts import write_hashed
 from batchmill.maintenance.verify import verify
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.partitions.record import last_assignment
@@ -33,6 +36,8 @@ def own(source):
 """
 # `verify` finds this while the tables are still those of the first run.
 STALE = [("changed", "is of run 1, and older than the ledger. Run the job again")]
+# `verify` finds this while the table is not the published one.
+CHANGED = ("changed", "differs from the published table. Run the job again")
 SHARES = {"partition": "train=0.6,validation=0.2,test=0.2"}
 STRATIFIED = SHARES | {"group_by": "who", "stratify": "kind"}
 
@@ -84,11 +89,10 @@ class Job:
         return dict(pairs.itertuples(index=False))
 
     def rewrite(self, change):
-        """Change the published table without batchmill, and forget its hash."""
+        """Change the published table without batchmill."""
         frame = self.table
         change(frame)
         frame.to_parquet("out/metadata.parquet", index=False)
-        Path("out/.batchmill/published.json").unlink(missing_ok=True)
 
     @property
     def found(self):
@@ -304,12 +308,13 @@ def test_new_settings_are_reported_and_assign_all_groups_again(job):
     assert job.found == []
 
 
-def test_the_ledger_keeps_one_assignment_and_writes_it_only_if_it_changes(job):
+def test_a_version_keeps_its_assignment_which_is_written_only_if_it_changes(job):
     names = []
-    for options in (STRATIFIED, STRATIFIED, {}, STRATIFIED, SHARES, SHARES):
+    only_last = SHARES | {"keep_versions": 0}
+    for options in (STRATIFIED, STRATIFIED, {}, STRATIFIED, SHARES, SHARES, only_last):
         job.run(**options)
-        names.append([path.name[:6] for path in Path("out/.batchmill/partitions").iterdir()])
-    assert names == [["000001"]] * 4 + [["000005"]] * 2
+        names.append(sorted(path.name[:6] for path in Path("out/.batchmill/partitions").iterdir()))
+    assert names == [["000001"]] * 4 + [["000001", "000005"]] * 2 + [["000005"]]
 
 
 def test_a_run_that_ends_before_its_tables_is_completed_by_the_next(job, tmp_path, monkeypatch):
@@ -325,15 +330,12 @@ def test_a_run_that_ends_before_its_tables_is_completed_by_the_next(job, tmp_pat
         patch.setattr(RunObserver, "write_tables", end)
         with pytest.raises(EndedError):
             job.run(**STRATIFIED)
-    recorded = last_assignment(open_ledger("out")).by_group()
+    assert len(recorded()) == 40, "the assignment of the run that ended does not count"
     assert job.found == STALE
-    late = job.rows[-4:]
-    del job.rows[-4:]
     job.run(**STRATIFIED)
+    assert recorded() == partitions(job)
+    assert len(recorded()) == 60
     assert job.found == []
-    job.rows += late
-    job.run(**STRATIFIED)
-    assert {f"group:{who}": where for who, where in job.by_speaker.items()} == recorded
 
     # The same dataset as without the interruption.
     job.folder = tmp_path
@@ -405,6 +407,7 @@ def test_verify_finds_a_group_that_spans_partitions(job):
     job.rewrite(move)
     both = f"in/003-1 ({where}) and in/003-2 ({other_than(where)})"
     assert job.found == [
+        CHANGED,
         ("leak", f"group 'speaker 3' is in several partitions: {both}"),
         ("leak", f"in/003-2 is in {other_than(where)}, but was assigned to {where}"),
     ]
@@ -428,40 +431,32 @@ def test_verify_finds_a_group_in_the_wrong_partition_and_a_missing_column(job):
         frame.loc[frame["who"] == "speaker 3", "partition"] = other_than(where)
 
     job.rewrite(move)
-    assert [message for _, message in job.found] == [
-        f"in/003-{take} is in {other_than(where)}, but was assigned to {where}" for take in (1, 2)
+    assert job.found == [
+        CHANGED,
+        *(
+            ("leak", f"in/003-{take} is in {other_than(where)}, but was assigned to {where}")
+            for take in (1, 2)
+        ),
     ]
     job.rewrite(lambda frame: frame.pop("partition"))
-    assert job.found == [("leak", "has no column 'partition'")]
+    assert job.found == [CHANGED, ("leak", "has no column 'partition'")]
 
 
-def without_hash(path, table):
-    """Replace a recorded assignment by a file that has no hash in its name, as in 0.1.0."""
-    path.unlink()
-    pq.write_table(table, path.with_name("000001.parquet"))
+def replace_assignment(table):
+    """Let the last version have another assignment, with the right hash in its name."""
+    ledger = open_ledger("out")
+    version = ledger.snapshots.last()
+    assert version
+    name = write_hashed(ledger.store, f"{PARTITIONS}/{version.number:06d}", table)
+    ledger.snapshots.record(replace(version, assignment=name))
 
 
-def test_an_assignment_without_a_hash_is_still_read(job):
-    job.run(**STRATIFIED)
-    (path,) = Path("out/.batchmill/partitions").iterdir()
-    without_hash(path, pq.read_table(path))
-    before = contents("out")
-    job.run(**STRATIFIED)
-    assert contents("out") == before
-    assert [path.name for path in Path("out/.batchmill/partitions").iterdir()] == ["000001.parquet"]
-    assert job.found == []
-
-
-@pytest.mark.parametrize("has_hash", [True, False])
-def test_a_damaged_assignment_is_reported_in_one_line(job, seed, has_hash):
-    """With a hash, any flipped bit is damage. Without one, it may stay unnoticed."""
+def test_a_damaged_assignment_is_reported_in_one_line(job, seed):
+    """Any flipped bit is damage."""
     job.run(**STRATIFIED)
     (path,) = Path("out/.batchmill/partitions").iterdir()
     ledger = open_ledger("out")
     expected = last_assignment(ledger).rows
-    if not has_hash:
-        without_hash(path, pq.read_table(path))
-        (path,) = Path("out/.batchmill/partitions").iterdir()
     whole, chance, messages = path.read_bytes(), random.Random(seed), []
     damaged = [whole[:-20], b""]
     for position in chance.sample(range(len(whole)), 300):
@@ -476,7 +471,7 @@ def test_a_damaged_assignment_is_reported_in_one_line(job, seed, has_hash):
             messages.append(str(error))
     line = re.compile(rf"\S*{path}: [^\n]*(Move the file away|Install)[^\n]*")
     assert [text for text in messages if not line.fullmatch(text)] == []
-    assert len(messages) == len(damaged) if has_hash else len(messages) > 2
+    assert len(messages) == len(damaged)
     path.write_bytes(whole)
     assert last_assignment(ledger).rows == expected
 
@@ -490,14 +485,14 @@ def test_verify_checks_the_record_itself_against_the_hash(job):
     places = table["partition"].to_pylist()
     places[6:8] = [other_than(places[6])] * 2
     changed = table.set_column(2, "partition", pa.array(places))
-    without_hash(path, changed.replace_schema_metadata(table.schema.metadata))
+    replace_assignment(changed.replace_schema_metadata(table.schema.metadata))
 
     def move(frame):
         frame.loc[frame["who"] == "speaker 3", "partition"] = places[6]
 
     job.rewrite(move)
-    ((kind, message),) = job.found
-    assert kind == "leak"
+    changed, (kind, message) = job.found
+    assert (changed, kind) == (CHANGED, "leak")
     assert message.startswith(f"group 'speaker 3' was assigned to {places[6]}, but its hash gives")
 
 
@@ -517,10 +512,9 @@ def test_an_assignment_of_an_unknown_version_is_rejected(job):
     (path,) = Path("out/.batchmill/partitions").iterdir()
     table = pq.read_table(path)
     metadata = table.schema.metadata | {b"batchmill.partitions": b"2"}
-    without_hash(path, table.replace_schema_metadata(metadata))
-    with pytest.raises(
-        Exception, match=r"000001\.parquet: has version 2, but this batchmill supports"
-    ):
+    replace_assignment(table.replace_schema_metadata(metadata))
+    message = r"000001-\w+\.parquet: has version 2, but this batchmill supports"
+    with pytest.raises(LedgerError, match=message):
         job.plan(**STRATIFIED)
 
 

@@ -19,10 +19,11 @@ from jobs import run_job
 import batchmill
 from batchmill import OptionError, StepError, StoreError
 from batchmill.cli.main import main
-from batchmill.ledger.json_file import sealed
+from batchmill.layout import METADATA, PARTS
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.parts import PART_SCHEMA
+from batchmill.ledger.parts import PART_SCHEMA, write_hashed
 from batchmill.ledger.proofs import Proof
+from batchmill.ledger.state import State
 from batchmill.maintenance.verify import examine
 from batchmill.maintenance.versions import keep_version, list_versions
 from batchmill.options.failure_policy import FailurePolicy
@@ -161,16 +162,27 @@ def test_inputs_that_are_gone_or_changed_are_no_differences(module):
     ]
 
 
-def test_a_row_that_was_changed_in_the_ledger_is_found(module):
-    run_job("in", f"{module}:step", "out")
-    records = ledger().all_records(PART_SCHEMA.names)
-    rows = records["rows"].to_pylist()
+def change_a_record():
+    """Change a row in a part of the only version, and each hash up to its snapshot."""
+    (version,) = ledger().snapshots.versions()
+    state = ledger().read_state(version)
+    parts = {name: ledger().read_part(name).cast(PART_SCHEMA) for name in state.parts}
+    texts = {name: records["rows"].to_pylist() for name, records in parts.items()}
+    name = next(name for name in texts if '"letter":"t"' in "".join(texts[name]))
+    rows = texts[name]
     place = next(place for place, text in enumerate(rows) if '"letter":"t"' in text)
     rows[place] = rows[place].replace('"letter":"t"', '"letter":"T"', 1)
-    changed = records.set_column(
-        records.column_names.index("rows"), "rows", pa.array(rows, pa.large_string())
-    )
-    ledger().rewrite_records(1, changed.slice(place, 1))
+    column = PART_SCHEMA.get_field_index("rows")
+    changed = parts[name].set_column(column, PART_SCHEMA.field(column), pa.array(rows))
+    forged = write_hashed(ledger().store, f"{PARTS}/000001-forged", changed).rpartition("/")[2]
+    names = [forged if one == name else one for one in state.parts]
+    written = ledger().write_state(1, State(ledger().store, state.table, names))
+    ledger().snapshots.record(replace(version, state=written))
+
+
+def test_a_row_that_was_changed_in_the_ledger_is_found(module):
+    run_job("in", f"{module}:step", "out")
+    change_a_record()
     proof = prove_one()
     assert proof.different == 1
     assert proof.counts == {"letter": 1}
@@ -178,16 +190,17 @@ def test_a_row_that_was_changed_in_the_ledger_is_found(module):
 
 def change_table(*, forged):
     """Change a row in the table of the only version. `forged`: also the hash of the table."""
-    (version,) = ledger().versions.read_all()
-    name = ledger().versions.table_name(version.number)
+    (version,) = ledger().snapshots.versions()
+    name = ledger().snapshots.table_name(version.number)
     table = pq.read_table(f"out/{name}")
     letters = ["X", *table["letter"].to_pylist()[1:]]
     place = table.column_names.index("letter")
     pq.write_table(table.set_column(place, "letter", pa.array(letters)), f"out/{name}")
     if forged:
         content = hash_bytes(Path("out", name).read_bytes())
-        description = sealed(asdict(replace(version, table=content)))
-        ledger().store.write(name.replace(".parquet", ".json"), description)
+        published = {**version.tables[METADATA], "content": content}
+        tables = {**version.tables, METADATA: published}
+        ledger().snapshots.record(replace(version, tables=tables))
 
 
 def test_a_table_that_was_changed_is_found(module):
@@ -276,7 +289,7 @@ def test_a_proof_is_removed_with_its_version(module):
         record_proof(prove_one(count=1))
     run_job("in", f"{module}:step", "out", times=4)
     assert {one.version for one in ledger().proofs.read_all()} <= {
-        one.number for one in ledger().versions.read_all()
+        one.number for one in ledger().snapshots.versions()
     }
 
 
@@ -369,7 +382,7 @@ def test_what_cannot_be_proved_is_refused(module):
     shutil.rmtree("out/.batchmill/steps")
     with pytest.raises(OptionError, match="the step of version 1 is not recorded"):
         prove_one()
-    shutil.rmtree("out/.batchmill/versions")
+    shutil.rmtree("out/.batchmill/snapshots")
     with pytest.raises(OptionError, match="has no version yet"):
         prove_one()
 

@@ -14,7 +14,7 @@ from batchmill import File, open_dataset
 from batchmill.execution.single_input import run_single_input
 from batchmill.exporting.run_export import export_dataset
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.published_tables import TableMetadata
+from batchmill.ledger.table_metadata import TableMetadata
 from batchmill.maintenance.verify import verify
 from batchmill.runs.proof import ProofOptions, prove
 from batchmill.step.load import load_step

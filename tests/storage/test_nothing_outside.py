@@ -168,16 +168,14 @@ def test_the_error_names_a_link_in_a_dataset(words, dataset, outside, name):
 
 
 def rewrite(dataset, **values):
-    """Replace the only part of a dataset by one with another first record. Return its name."""
+    """Add a part of a later run with another first record. Return its name."""
     (part,) = (dataset / ".batchmill" / "parts").iterdir()
     table = pq.read_table(part).sort_by("input")
-    part.unlink()
     rows = table.to_pylist()
     rows[0] |= values
     changed = table.from_pylist(rows, table.schema)
-    write_hashed(LocalStore(dataset), ".batchmill/parts/000001-a-00000", changed)
-    (part,) = (dataset / ".batchmill" / "parts").iterdir()
-    return part.name
+    name = write_hashed(LocalStore(dataset), ".batchmill/parts/000002-a-00000", changed)
+    return name.rpartition("/")[2]
 
 
 @pytest.mark.parametrize(
@@ -198,18 +196,6 @@ def test_a_part_with_outputs_outside_the_dataset_is_rejected(words, dataset, out
             run(words, dataset, **options)
     with pytest.raises(LedgerError, match=message):
         examine(Ledger(LocalStore(dataset)), repair=True)
-    assert (dataset / ".batchmill" / "format.json").exists()
-
-
-@pytest.mark.parametrize("identifier", ["../../outside", "..", "", "a/b"])
-def test_a_part_with_an_input_id_outside_the_outputs_is_rejected(
-    words, dataset, outside, identifier
-):
-    part = rewrite(dataset, input_id=identifier)
-    # The manifest no longer lists the input of this record, so a prune would remove its folder.
-    (words / "manifest.csv").write_text("input\nb.txt\n")
-    with pytest.raises(LedgerError, match=f"{part}: names '{re.escape(identifier)}', which is"):
-        run(words, dataset, prune=True)
     assert (dataset / ".batchmill" / "format.json").exists()
 
 

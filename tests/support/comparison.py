@@ -11,7 +11,7 @@ from batchmill.maintenance.verify import verify
 from batchmill.storage import open_store
 
 # The entries of the ledger's folder after a first run.
-AFTER_A_RUN = ["format.json", "lease", "parts", "published.json", "runs", "steps", "versions"]
+AFTER_A_RUN = ["format.json", "lease", "parts", "runs", "snapshots", "steps"]
 
 
 def contents(dataset):

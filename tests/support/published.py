@@ -1,12 +1,32 @@
 """Make datasets without a run: a ledger, a table, and the output files."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.snapshots import Snapshot
+from batchmill.ledger.state import State
+from batchmill.options.failure_policy import FailurePolicy
+from batchmill.planning.run_spec import RunSpec
 from batchmill.storage import LocalStore
+from batchmill.storage.fingerprints import hash_bytes
+
+SPEC = RunSpec(
+    run=1,
+    counts={},
+    resolved={},
+    step="m:step",
+    params={},
+    search="",
+    root="",
+    identity="step",
+    batch_size=1,
+    num_workers=1,
+    policy=FailurePolicy(),
+)
 
 
 def publish_rows(folder, files=None, **columns):
@@ -21,8 +41,30 @@ def publish_rows(folder, files=None, **columns):
         path = Path(folder) / "files" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
-    pq.write_table(pa.table(columns), Path(folder) / "metadata.parquet")
+    publish_table(folder, pa.table(columns))
     return folder
+
+
+def publish_table(folder, table, run=1, **settings):
+    """Publish a table of a dataset, as a run does. The state is empty."""
+    ledger = Ledger(LocalStore(folder))
+    path = Path(folder) / "metadata.parquet"
+    pq.write_table(table, path)
+    ledger.store.copy("metadata.parquet", ledger.snapshots.table_name(run))
+    found = {"content": hash_bytes(path.read_bytes()), "rows": len(table)}
+    spec = RunSpec(**asdict(SPEC) | {"run": run, "policy": FailurePolicy(), **settings})
+    snapshot = Snapshot(
+        number=run,
+        created=1.0,
+        state=ledger.write_state(run, State(ledger.store)),
+        shown=run,
+        step="step",
+        settings=asdict(spec) | {"policy": spec.policy.model_dump()},
+        made_of="",
+        tables={"metadata.parquet": found, "failures.csv": {"rows": 0}},
+    )
+    ledger.snapshots.record(snapshot)
+    return snapshot
 
 
 def texts(count):

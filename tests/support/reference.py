@@ -96,7 +96,7 @@ class Reference:
         Args:
             options: The options of the run.
             published: The numbers of the versions that the run has published. It must if rows have
-                changed. It may if failures or the manifest have changed, or if inputs were
+                changed. It may if failures, the manifest or the step changed, or if inputs were
                 executed, because their files may be at another place now. A run that was killed
                 after that may have published one, too.
             recorded: The inputs with an outcome of this run. With a sample, they are a part of the
@@ -116,6 +116,7 @@ class Reference:
         for name in pending:
             self._execute(name)
         self.has_changed |= bool(pending) or self.listed != self.last_manifest
+        self.has_changed |= options.accept_change or options.verify_change
         self._end(options)
         self.is_published = not options.expect or all(
             row.value < options.expect for row in self.table()

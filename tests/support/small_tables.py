@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from batchmill.ledger import ledger
+from batchmill.ledger import parts
 from batchmill.storage import large_tables
 
 
@@ -14,7 +14,7 @@ def small_tables(rows=3):
     """Copy this number of rows at a time, and map all tables, until the block ends."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(large_tables, "MAPPED_BYTES", 0)
-        patch.setattr(ledger, "_ROWS_PER_PART", 2 * rows)
+        patch.setattr(parts, "_ROWS_AT_A_TIME", 2 * rows)
         for name, module in list(sys.modules.items()):
             if name.startswith("batchmill.") and hasattr(module, "SLICE_ROWS"):
                 patch.setattr(module, "SLICE_ROWS", rows)

@@ -17,7 +17,7 @@ from batchmill.jobs.request import JobRequest
 from batchmill.jobs.run_job import run_job
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import last_run, open_ledger
-from batchmill.ledger.parts import listed_records
+from batchmill.ledger.state import as_shown
 from batchmill.manifest import ManifestLike
 from batchmill.options.groups import JobSettings, ModelOptions
 from batchmill.orchestration.interrupts import is_interactive
@@ -79,7 +79,8 @@ class RunResult:
     def outcomes(self) -> pd.DataFrame:
         """One row per input: outcome, attempts, seconds of the last attempt, error, message."""
         with access_to(self.access):
-            records = listed_records(self._ledger.records([*_OUTCOME_COLUMNS, "absence"]))
+            listed = self._ledger.state().listed()
+            records = as_shown(listed.records([*_OUTCOME_COLUMNS, "absence"]))
         table: pd.DataFrame = records.select(list(_OUTCOME_COLUMNS)).sort_by("input").to_pandas()
         return table
 

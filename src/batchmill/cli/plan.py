@@ -142,7 +142,7 @@ def _reason_lines(prepared: Prepared) -> Iterator[str]:
     plan = prepared.plan
     names = {reason: plan.first(reason, SHOWN_NAMES) for reason in REASONS} | {
         UNREADABLE: plan.unreadable.slice(0, SHOWN_NAMES).to_pylist(),
-        "withdrawn": plan.withdrawn["input"].slice(0, SHOWN_NAMES).to_pylist(),
+        "withdrawn": plan.withdrawn.slice(0, SHOWN_NAMES).to_pylist(),
     }
     for reason, count in plan.counts.items():
         meaning = f" ({MEANINGS[reason]})" if reason in MEANINGS else ""

@@ -29,7 +29,6 @@ from batchmill.jobs.run_job import EndedRun, JobDisplay, run_job
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.leakage import find_duplicates
 from batchmill.options.groups import JobSettings, RunOptions
-from batchmill.partitions.record import has_assigned
 from batchmill.planning.prepare import Prepared
 from batchmill.publishing.summary import failure_message
 from batchmill.runs.progress import STARTING, RunWatcher, following, poll, progress_line, time_left
@@ -139,7 +138,8 @@ def _show(ended: EndedRun) -> None:
     if summary.failed and not ended.error:
         out.print(failure_message(summary, dataset).partition("\n")[2])
     # The search takes a while, and a run that added nothing has no new duplicates.
-    is_new = summary.executed or has_assigned(prepared.ledger, summary.run)
+    version = prepared.ledger.snapshots.last_version()
+    is_new = version is not None and version.number == summary.run
     may_repeat = summary.partitions and is_new
     duplicates = sum(1 for _ in find_duplicates(prepared.ledger)) if may_repeat else 0
     if duplicates:

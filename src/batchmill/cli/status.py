@@ -41,9 +41,10 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
     """
     ledger = open_ledger(str(dataset))
     run = last_run(ledger, str(dataset))
-    summary = summarise(ledger, run)
+    state = ledger.state()
+    summary = summarise(ledger, run, state)
     ended = ledger.read_summary(run)
-    contents = count_contents(ledger)
+    contents = count_contents(state)
     who = holder(ledger)
     if json:
         print_json(
@@ -59,8 +60,8 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
         )
         return
     out = console()
-    state = f" is running ({who})" if who else "" if ended else " did not finish"
-    out.print(f"run {summary.run}{state}: {executed_text(summary, ledger)}")
+    phase = f" is running ({who})" if who else "" if ended else " did not finish"
+    out.print(f"run {summary.run}{phase}: {executed_text(summary, ledger)}")
     message = failure_message(summary, str(dataset), shown_groups=_SHOWN_GROUPS)
     # During a run, the advice to repeat the command would be wrong.
     out.print(message.removesuffix(f"\n{RUN_AGAIN}") if who else message)
@@ -72,7 +73,7 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
             f"{counted(withdrawn, 'withdrawn input')}, which the manifest of the last run does not "
             "list. The results are not in the tables, and stay until --prune."
         )
-    requested = count_released(ledger)
+    requested = count_released(ledger, state)
     if requested:
         again = counted(requested, "input")
         out.print(f"The next run executes {again} again, because a retry or a repair requested it.")

@@ -11,22 +11,19 @@ import xxhash
 
 from batchmill.digests import readable_id
 from batchmill.errors import OptionError, StoreError
-from batchmill.layout import FILES, INPUT_COLUMN, METADATA, PARTITION_COLUMN
-from batchmill.ledger.ledger import Ledger
+from batchmill.layout import FILES, INPUT_COLUMN, PARTITION_COLUMN
 from batchmill.ledger.open import open_ledger
-from batchmill.ledger.parts import file_names
-from batchmill.ledger.published_tables import read_published_record
-from batchmill.ledger.versions import records_of
+from batchmill.ledger.outputs import file_names, listed_outputs
+from batchmill.ledger.state import State
 from batchmill.manifest.arrow_columns import tensors_as_lists
 from batchmill.planning.run_spec import input_places
-from batchmill.reading.published import last_spec, read_published
+from batchmill.reading.published import read_published
 from batchmill.reading.selection import Selection, chosen_rows, further_places, named
 from batchmill.storage import open_store
 from batchmill.urls import join, last_part
 
 _TEXT = pa.large_string()
 _FURTHER = pa.struct([(name, pa.string()) for name in ("column", "suffix", "place", "content")])
-_ANY_RUN = 2**31 - 1
 _UNASSIGNED = "unassigned"
 _SUFFIX = re.compile(r"[a-z0-9_]{1,16}")
 
@@ -79,7 +76,7 @@ def choose_rows(
         raise OptionError(f"{dataset}: no sample to export. Check --partition and --where.")
     root, places = dataset, found.places
     if found.are_inputs:
-        spec = last_spec(dataset)
+        spec = published.spec
         if spec.folders:
             raise OptionError(
                 f"{dataset}: its step wrote no files, and its inputs are folders, which cannot be "
@@ -90,15 +87,14 @@ def choose_rows(
     keys = [sample_key(*names) for names in zip(inputs, ids, strict=True)]
     if len(set(keys)) != len(keys):
         raise OptionError(f"{dataset}: two samples have the same key. Export a part: --where.")
-    contents, sizes = _recorded(
-        dataset, found.places, root, are_inputs=found.are_inputs, table=published.content
-    )
+    state = open_ledger(dataset).read_state(published.version)
+    contents, sizes = _recorded(state, found.places, root, are_inputs=found.are_inputs)
     columns = {
         name: further_places(found.rows, name, added.packs[name], dataset) for name in added.further
     }
     # The output of a row without an `output` of its own is its first further file.
     columns = {name: places for name, places in columns.items() if places != found.places}
-    further, more = _further_files(dataset, columns, len(found.rows))
+    further, more = _further_files(dataset, state, columns, len(found.rows))
     samples = pa.table(
         {
             "key": keys,
@@ -125,7 +121,7 @@ def choose_rows(
 
 
 def _further_files(
-    dataset: str, columns: Mapping[str, pa.Array], count: int
+    dataset: str, state: State, columns: Mapping[str, pa.Array], count: int
 ) -> tuple[pa.Array, np.ndarray]:
     """Return the further files of each sample, and the sum of their sizes."""
     listed: list[list[dict[str, str]]] = [[] for _ in range(count)]
@@ -133,7 +129,7 @@ def _further_files(
     for name, places in columns.items():
         there = np.flatnonzero(pc.not_equal(places, "").to_numpy(zero_copy_only=False))
         given = places.take(pa.array(there))
-        contents, sizes = _recorded(dataset, given, dataset, are_inputs=False)
+        contents, sizes = _recorded(state, given, dataset, are_inputs=False)
         total[there] += sizes.to_numpy()
         files = zip(there.tolist(), given.to_pylist(), contents.to_pylist(), strict=True)
         for row, place, content in files:
@@ -174,24 +170,17 @@ def _suffix(place: str) -> str:
 
 
 def _recorded(
-    dataset: str, places: pa.Array, root: str, *, are_inputs: bool, table: str = ""
+    state: State, places: pa.Array, root: str, *, are_inputs: bool
 ) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-    """Return the recorded hash of each file (or "") and its size.
-
-    `table` is the hash of the published table, for inputs.
-    """
-    ledger = open_ledger(dataset)
+    """Return the hash of each file (or "") and its size, as a version has recorded them."""
     if are_inputs:
-        # A later run may have read other contents, and its rows are not in this table.
-        records = ledger.all_records([INPUT_COLUMN, "content", "size", "companions"])
-        records = records_of(records, _run_of(ledger, table))
+        records = state.records([INPUT_COLUMN, "content", "size", "companions"])
         paths, contents, sizes = (records[name] for name in (INPUT_COLUMN, "content", "size"))
         # With companions, the recorded hash is that of all files together.
         contents = pc.if_else(records["companions"].is_null(), contents, "")
     else:
-        records = ledger.all_records(["outputs"])
-        paths = file_names(records)
-        files = pc.list_flatten(records["outputs"])
+        records = state.records(["outputs"])
+        paths, files = file_names(records), listed_outputs(records)
         sizes, contents = (pc.struct_field(files, name) for name in ("size", "content"))
     at = pc.index_in(places, paths.cast(_TEXT))
     contents, sizes = contents.take(at), sizes.take(at)
@@ -204,15 +193,6 @@ def _recorded(
             sizes.combine_chunks(), pc.invert(known).combine_chunks(), measured
         )
     return pc.fill_null(contents, ""), sizes
-
-
-def _run_of(ledger: Ledger, table: str) -> int:
-    """Return the last run whose results a published table shows. `table` is its hash."""
-    record = read_published_record(ledger.store)
-    if record and record.tables.get(METADATA, {}).get("content") == table:
-        return record.run
-    numbers = (version.number for version in ledger.versions.read_all() if version.table == table)
-    return max(numbers, default=_ANY_RUN)
 
 
 def _measure(root: str, names: Sequence[str]) -> list[int]:

@@ -40,7 +40,7 @@ def failure_table(
     unknown = sorted(set(kinds) - set(FAILURE_KINDS))
     if unknown:
         raise OptionError(f"--kind {unknown[0]}: expected one of {', '.join(FAILURE_KINDS)}.")
-    failed, known = read_failures(ledger)
+    failed, known = read_failures(ledger.state())
     wrong = [group for group in groups if not 1 <= group <= len(known)]
     if wrong:
         raise OptionError(

@@ -66,7 +66,7 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
             "its source cannot be packed. Move it to a module as a function or class."
         )
     row = json.loads(record["carried"])
-    files = {column: row[column] for column in spec.file_columns if row[column]}
+    files = {column: row[column] for column in spec.file_columns if row.get(column)}
     row = {key: row[key] for key in row if spec.takes_rows and key not in spec.file_columns}
     further = {column: f"{column}/{last_part(files[column])}" for column in files}
     file = last_part(name)
@@ -146,8 +146,9 @@ def _files_in(folder: str) -> list[str]:
 
 def _record(ledger: Ledger, dataset: str, name: str) -> Mapping[str, Any]:
     wanted = ["input", "outcome", "error", "message", "traceback", "log", "carried"]
-    records = ledger.records(wanted)
-    found: list[dict[str, Any]] = records.filter(pc.equal(records["input"], name)).to_pylist()
+    state = ledger.state()
+    own = state.select(pc.equal(state.names, name))
+    found: list[dict[str, Any]] = own.records(wanted).to_pylist()
     if not found:
         raise OptionError(
             f"{name}: {dataset} has no outcome of this input. List the failed inputs: "

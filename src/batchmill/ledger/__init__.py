@@ -2,9 +2,12 @@
 
     ```
     DATASET/.batchmill/
-      format.json                  {"ledger": 4}
+      format.json                  {"ledger": 5}
       parts/RUN-ATTEMPT-N.parquet  outcomes; never changed after they are written
-      parts/upkeep-RUN-N.parquet   rewritten records: changed times, pruned inputs, merged parts
+      parts/merged-RUN-N.parquet   the records of many small parts
+      snapshots/RUN.json           the state that a run has left, and what made it; a version
+      snapshots/RUN-state.parquet  a row for each known input
+      snapshots/RUN-table.parquet  the table of a version
       runs/RUN/plan.arrow          the inputs that a run executes
       runs/RUN/plan.json           the settings of the run, and the hashes of plan.arrow
       runs/RUN/summary.json        how the run ended, with a hash
@@ -18,16 +21,12 @@
       runs/RUN/split/SHARD-from    the first row of the plan that the shard left to others
       steps/IDENTITY.json          the description of a step
       released/RUN-ID.json         inputs whose outcomes up to RUN do not count
-      adopted/RUN.json             the outcomes of earlier code that a run has kept
       partitions/RUN.parquet       the partition of each input, from RUN on
-      published.json               the hashes of the published tables
-      versions/RUN.json, .parquet  a version that can be opened: its description, its table
       kept.json                    the names of the versions that stay
       lease/NUMBER.json            the process that holds the dataset
       manifest.parquet             the manifest, if it was not a file
       staging/                     outputs that are being written
     ```
 
-An input may have several records; `parts.winning_rows` defines which one wins. An input whose
-winning record is `pruned` has been removed.
+The state of a dataset is that of the last snapshot, with the parts of later runs.
 """

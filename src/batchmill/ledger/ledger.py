@@ -3,26 +3,24 @@
 import json
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, groupby
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from batchmill.errors import LedgerError, StoreError
 from batchmill.layout import (
-    ADOPTED,
     FORMAT,
+    MERGED,
     PARTITIONS,
     PARTS,
     PROOFS,
     RELEASED,
     RUNS,
+    SNAPSHOTS,
     SUMMARY,
-    UPKEEP,
 )
 from batchmill.ledger.json_file import (
     SealedRecords,
@@ -31,28 +29,19 @@ from batchmill.ledger.json_file import (
     read_sealed,
     sealed,
 )
-from batchmill.ledger.parts import (
-    PART_SCHEMA,
-    VERSION,
-    Origin,
-    as_part,
-    current_records,
-    read_part,
-    records_schema,
-    write_hashed,
-)
-from batchmill.ledger.proofs import Adoption, Proof
-from batchmill.ledger.published_tables import read_published_record
+from batchmill.ledger.parts import VERSION, Origin, as_part, read_part, write_hashed
+from batchmill.ledger.proofs import Proof
 from batchmill.ledger.run_control import RunControl
-from batchmill.ledger.versions import Versions
+from batchmill.ledger.snapshots import Snapshot, Snapshots
+from batchmill.ledger.state import PLACES, STATE_SCHEMA, State, outcomes_in
 from batchmill.outcome import Outcome
 from batchmill.storage import Store, if_exists, in_threads, read_once
+from batchmill.storage.fingerprints import hash_bytes
 from batchmill.storage.large_tables import SLICE_ROWS, collected
+from batchmill.storage.store import write_and_hash
 
-# The records that are written to one part, which is read as a whole.
-_ROWS_PER_PART = 4 * SLICE_ROWS
-# About this number of records is in memory while parts are read.
-_ROWS_AT_A_TIME = 4 * SLICE_ROWS
+# The key of the names of parts in the metadata of a state's file.
+_PARTS_KEY = b"batchmill.parts"
 
 
 class Ledger:
@@ -68,8 +57,7 @@ class Ledger:
         unchanging: The store, for files that never change. A file of a bucket is fetched once.
         control: The messages between runs and their shards.
         steps: The descriptions of the steps of the runs.
-        versions: The versions that can be opened.
-        adoptions: The results of earlier code that runs have kept.
+        snapshots: The recorded states, and the versions.
         proofs: The last proof of each version.
     """
 
@@ -78,8 +66,7 @@ class Ledger:
         self.unchanging = read_once(store)
         self.control = RunControl(store)
         self.steps = StepDescriptions(store)
-        self.versions = Versions(store)
-        self.adoptions = SealedRecords(store, ADOPTED, Adoption, "run")
+        self.snapshots = Snapshots(store)
         self.proofs = SealedRecords(store, PROOFS, Proof, "version")
 
     @property
@@ -137,9 +124,9 @@ class Ledger:
             )
         return True
 
-    def state(self) -> list[str]:
+    def changes(self) -> list[str]:
         """Return a list of file names that is different after each change of the ledger."""
-        return list(chain(*self._names_in(PARTS, RELEASED, PARTITIONS)))
+        return list(chain(*self._names_in(PARTS, RELEASED, SNAPSHOTS)))
 
     # Runs
 
@@ -153,13 +140,9 @@ class Ledger:
         A partial backup may lack the folders of runs. A new run must have a higher number than all
         recorded outcomes, because the record of the latest run wins.
         """
-        with ThreadPoolExecutor(self.store.threads) as pool:
-            record = pool.submit(read_published_record, self.store)
-            folders = self._names_in(PARTS, RELEASED, PARTITIONS, RUNS)
-            published = record.result()
-        names = [name.removeprefix(UPKEEP) for name in chain(*folders)]
-        recorded = [int(found[0]) for name in names if (found := re.match("[0-9]+", name))]
-        return max([*recorded, published.run if published else 0])
+        names = chain(*self._names_in(PARTS, RELEASED, PARTITIONS, SNAPSHOTS, RUNS))
+        numbers = (re.match("[0-9]+", name.removeprefix(MERGED)) for name in names)
+        return max((int(found[0]) for found in numbers if found), default=0)
 
     def last_ended_run(self) -> int | None:
         """Return the last run that ended; None without one.
@@ -229,38 +212,34 @@ class Ledger:
             self.store.sync(names)
         write_hashed(self.store, f"{PARTS}/{part}", as_part(records))
 
-    def rewrite_records(self, run: int, records: pa.Table) -> None:
-        """Write records of earlier runs again, with changes or in fewer parts.
-
-        A record with the same `run` and `attempt` as before replaces the earlier one. The parts of
-        a run have numbers, so that the last one wins.
-
-        Args:
-            run: The number of the run that rewrites them.
-            records: The records, with all columns of `PART_SCHEMA`.
-        """
-        begin = f"{UPKEEP}{run:06d}-"
-        numbers = [re.match(rf"{begin}([0-9]{{3}})-", name) for name in self.part_names()]
-        number = max((1 + int(found[1]) for found in numbers if found), default=0)
-        for start in range(0, len(records) or 1, _ROWS_PER_PART):
-            part = records.slice(start, _ROWS_PER_PART).select(PART_SCHEMA.names).cast(PART_SCHEMA)
-            write_hashed(self.store, f"{PARTS}/{begin}{number:03d}", part)
-            number += 1
-
     def delete_parts(self, names: Iterable[str]) -> None:
-        """Delete parts whose records are in another part."""
+        """Delete parts that no snapshot names."""
         for name in names:
             self.store.delete(f"{PARTS}/{name}")
 
     def part_names(self, run: int | None = None) -> list[str]:
-        """Return the names of the parts that a run, or any run, has committed."""
+        """Return the names of all parts, or of those that a run has committed."""
         names = [name for name in self.store.names(PARTS) if name.endswith(".parquet")]
-        return names if run is None else _parts_of(names, run)
+        return names if run is None else [one for one in names if self.run_of(one) == run]
 
-    def last_recorded_run(self) -> int:
-        """Return the last run that committed a part; 0 without one."""
-        names = [name.removeprefix(UPKEEP) for name in self.part_names()]
-        return max((int(name.partition("-")[0]) for name in names), default=0)
+    def run_of(self, part: str) -> int:
+        """Return the number of the run that has committed a part; 0 for a merged part.
+
+        Raises LedgerError for another file.
+        """
+        number = "0" if part.startswith(MERGED) else part.partition("-")[0]
+        if not number.isdecimal():
+            place = self.store.url_of(f"{PARTS}/{part}")
+            raise LedgerError(
+                f"{place}: is damaged, or is not a part of a ledger. Move it away, and run the "
+                "same command again."
+            )
+        return int(number)
+
+    def count_records(self, part: str) -> int:
+        """Return the number of records in a part, without reading them."""
+        with self.unchanging.open(f"{PARTS}/{part}") as file:
+            return int(pq.read_metadata(file).num_rows)
 
     def read_part(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
         """Read one part.
@@ -274,62 +253,89 @@ class Ledger:
         """
         return read_part(self.unchanging, f"{PARTS}/{name}", columns)
 
-    def records(self, columns: Iterable[str] | None = None, *, run: int | None = None) -> pa.Table:
-        """Return the winning record of each input.
+    # The state
 
-        Args:
-            columns: The columns to return; all by default.
-            run: Consider the records of this run only.
+    def state(self) -> State:
+        """Return the state of the dataset: the last snapshot, and what later runs have committed.
 
         Raises:
-            LedgerError: A part is damaged or foreign.
+            LedgerError: A file of the ledger is damaged.
         """
-        wanted = [field.name for field in PART_SCHEMA if columns is None or field.name in columns]
-        return current_records(self.all_records(wanted, run=run)).select(wanted)
-
-    def all_records(self, columns: Iterable[str], *, run: int | None = None) -> pa.Table:
-        """Return all records, also those that do not win.
-
-        Args:
-            columns: The columns to return, besides those that `current_records` needs.
-            run: Consider the records of this run only.
-
-        Raises:
-            LedgerError: A part is damaged or foreign.
-        """
-        schema = records_schema({*columns, "input", "outcome", "run", "attempt"})
         while True:
-            names = self.part_names()
+            numbers = self.snapshots.numbers()
             try:
-                return collected(self._read(names, schema, run), schema)
+                last = self.snapshots.last()
+                state = self.read_state(last) if last else State(self.store)
+                first = 1 + last.number if last else 0
+                later = [name for name in self.part_names() if self.run_of(name) >= first]
+                for _, parts in groupby(later, self.run_of):
+                    state = state.with_outcomes(outcomes_in(self.unchanging, [*parts]))
+                is_new = numbers == self.snapshots.numbers()
             except (LedgerError, StoreError):
-                # A concurrent run may have just merged the parts and deleted them.
-                if set(names) <= set(self.part_names()):
+                # A run may have just ended, and removed what was read here.
+                if numbers == self.snapshots.numbers():
                     raise
+                is_new = False
+            if is_new:
+                return state
+
+    def records(self, columns: Iterable[str]) -> pa.Table:
+        """Return what is recorded of each input now, as `State.records` does."""
+        return self.state().records(columns)
+
+    def outcomes(self, run: int) -> State:
+        """Return the outcomes that a run has committed. Raises LedgerError if a part is damaged."""
+        return outcomes_in(self.unchanging, self.part_names(run))
+
+    def write_state(self, run: int, state: State) -> dict[str, str]:
+        """Write the state that a run leaves. Return the `name` and the `content` of the file."""
+        state, name = state.used(), self.snapshots.state_name(run)
+        table = state.table.replace_schema_metadata({_PARTS_KEY: json.dumps(state.parts)})
+        written = write_and_hash(
+            self.store, name, lambda file: pq.write_table(table, file, compression="zstd")
+        )
+        return {"name": name, "content": written.content}
+
+    def read_state(self, snapshot: Snapshot) -> State:
+        """Return the state of a snapshot. The inputs of a part that was moved away are unknown.
+
+        Raises:
+            LedgerError: Its file is damaged.
+            StoreError: Its file cannot be read.
+        """
+        file = self._open_state(snapshot)
+        batches = file.iter_batches(SLICE_ROWS)
+        tables = (pa.Table.from_batches([one]).cast(STATE_SCHEMA) for one in batches)
+        found = collected(tables, STATE_SCHEMA)
+        state = State(self.unchanging, found, _parts_of(file), snapshot.state)
+        return state.without_parts(state.named_parts - {*self.part_names()})
+
+    def places_of(self, snapshot: Snapshot) -> tuple[pa.Table, list[str]]:
+        """Return `absence` and the PLACES of a snapshot's state, and the names of the parts.
+
+        Raises the errors of `read_state`.
+        """
+        file = self._open_state(snapshot)
+        return file.read(columns=["absence", *chain(*PLACES)]), _parts_of(file)
+
+    def _open_state(self, snapshot: Snapshot) -> pq.ParquetFile:
+        place = self.store.url_of(snapshot.state["name"])
+        with self.store.open(snapshot.state["name"]) as source:
+            data = source.read_buffer()
+        if hash_bytes(data) != snapshot.state["content"]:
+            raise LedgerError(
+                f"{place}: is damaged. Its content does not match the hash in the snapshot. Move "
+                "it and the snapshot away, and run the same command again. The earlier snapshot "
+                "and later outcomes then count."
+            )
+        return pq.ParquetFile(pa.BufferReader(data))
 
     def _names_in(self, *folders: str) -> list[list[str]]:
         """Return the names in several folders. In a bucket, they are listed at the same time."""
         return in_threads(self.store.names, folders, self.store.threads)
 
-    def _read(self, names: Sequence[str], schema: pa.Schema, run: int | None) -> Iterator[pa.Table]:
-        """Yield the records of parts, or only those of a run."""
-        upkeep = [name for name in names if name.startswith(UPKEEP)]
-        own = [name for name in names if not name.startswith(UPKEEP)]
-        own = own if run is None else _parts_of(own, run)
-        read = partial(self.read_part, columns=schema.names)
-        for parts, count in ((own, self.store.threads), (upkeep, 1)):
-            start = 0
-            while start < len(parts):
-                found = in_threads(read, parts[start : start + count], self.store.threads)
-                start += count
-                # A merged part is large, so the first one shows how many are read at a time.
-                largest = max(1, *map(len, found))
-                count = max(1, min(self.store.threads, _ROWS_AT_A_TIME // largest))
-                while found:
-                    table = found.pop(0)
-                    yield table if run is None else table.filter(pc.equal(table["run"], run))
 
-
-def _parts_of(names: Iterable[str], run: int) -> list[str]:
-    """Return the names of the parts that a run has committed."""
-    return [name for name in names if name.startswith(f"{run:06d}-")]
+def _parts_of(file: pq.ParquetFile) -> list[str]:
+    """Return the names of the parts that the file of a state refers to."""
+    names: list[str] = json.loads(file.schema_arrow.metadata[_PARTS_KEY])
+    return names

@@ -1,4 +1,4 @@
-"""The format of a ledger's parts, and the rule which record wins if an input has several.
+"""The format of a ledger's parts.
 
 A part is a Parquet file. Each row is a record: the outcome of an input, and its origin. A part is
 never changed after it is written. Its name ends with a hash of its content, so that damage is
@@ -6,33 +6,24 @@ detected.
 """
 
 import io
-from collections.abc import Container, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Container, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from xxhash import xxh3_64_hexdigest
 
 from batchmill.errors import LedgerError
-from batchmill.layout import FILES, PACKS
+from batchmill.layout import FILES, PACKS, PARTS
 from batchmill.outcome import Outcome
-from batchmill.storage import Store
-from batchmill.storage.large_tables import Column, select
-from batchmill.storage.name_search import repeated, rows_of
+from batchmill.storage import Store, in_threads
+from batchmill.storage.large_tables import SLICE_ROWS
 
-VERSION = 4
-# The outcome of an input that the manifest no longer lists and that was removed on request.
-PRUNED = "pruned"
-# The absence of an input that the last manifest does not list.
-WITHDRAWN = "withdrawn"
-# The absence of an input with an earlier result whose file cannot be found. It is its outcome, too.
-MISSING = "missing"
-_RESULT_STAYS = "Its earlier result stays in the dataset."
-_OK = "ok"
-# The columns that decide which record wins.
-KEYS = ["input", "outcome", "run", "attempt"]
+VERSION = 5
+# About this number of records is in memory while parts are read.
+_ROWS_AT_A_TIME = 4 * SLICE_ROWS
 # Matches a path with a NUL, or with a part that is empty, "." or "..".
 _LEADS_OUT = r"(^|/)\.{0,2}(/|$)|\x00"
 
@@ -41,8 +32,7 @@ _FILE = pa.struct(
         ("path", pa.string()),
         ("size", pa.int64()),
         ("content", pa.string()),
-        # The address in a pack; null for a file at `path`. Parts of older versions have no such
-        # field.
+        # The address in a pack; null for a file at `path`.
         ("pack", pa.string()),
     ]
 )
@@ -65,21 +55,14 @@ PART_SCHEMA = pa.schema(
         ("size", pa.int64()),
         ("mtime_ns", pa.int64()),
         ("etag", pa.string()),
-        # Parts of older versions have no such column.
         ("ctime_ns", pa.int64()),
         ("content", pa.string()),
         ("carried", pa.string()),
         ("step", pa.string()),
         ("run", pa.int32()),
-        # Parts of older versions have no such column.
         ("attempt", pa.int32()),
-        # The run whose rows and outputs an input keeps that is not ok now. Usually null.
-        ("result_run", pa.int32()),
         # The digest of the input's companions; null without any.
         ("companions", pa.string()),
-        # WITHDRAWN or MISSING; null for an input that is there. Parts of older versions have no
-        # such column.
-        ("absence", pa.string()),
     ],
     metadata={"batchmill.ledger": str(VERSION)},
 )
@@ -87,15 +70,15 @@ PART_SCHEMA = pa.schema(
 # An Arrow array holds at most 2 GiB of text of the type string. The records of all parts may have
 # more in these columns, and a sort joins them.
 _LONG_TEXTS = {"rows", "carried", "message", "traceback", "log"}
-RECORDS_SCHEMA = pa.schema(
+_READ_SCHEMA = pa.schema(
     field.with_type(pa.large_string()) if field.name in _LONG_TEXTS else field
     for field in PART_SCHEMA
 )
 
 
-def records_schema(columns: Container[str]) -> pa.Schema:
+def schema_of(columns: Container[str]) -> pa.Schema:
     """Return the schema of some columns of the records of several parts."""
-    return pa.schema([field for field in RECORDS_SCHEMA if field.name in columns])
+    return pa.schema([field for field in _READ_SCHEMA if field.name in columns])
 
 
 class Origin(NamedTuple):
@@ -125,12 +108,11 @@ def as_part(records: Sequence[tuple[Outcome, Origin]]) -> pa.Table:
     fields = dict(zip(Outcome._fields, zip(*outcomes, strict=True), strict=True))
     fields |= dict(zip(Origin._fields, zip(*origins, strict=True), strict=True))
     fields["outcome"] = fields.pop("kind")
-    fields["result_run"] = fields["absence"] = (None,) * len(outcomes)
     columns = [pa.array(fields[field.name], field.type) for field in PART_SCHEMA]
     return pa.Table.from_arrays(columns, schema=PART_SCHEMA)
 
 
-def write_hashed(store: Store, name: str, table: pa.Table) -> None:
+def write_hashed(store: Store, name: str, table: pa.Table) -> str:
     """Write a table, such as a part, to a file of the store whose name ends with its hash.
 
     Args:
@@ -138,13 +120,36 @@ def write_hashed(store: Store, name: str, table: pa.Table) -> None:
         name: The name of the file in the store, without the hash and the suffix.
         table: The table. That of a part has the schema `PART_SCHEMA`.
 
+    Returns:
+        The name of the file.
+
     Raises:
         StoreError: The file cannot be written.
     """
     file = io.BytesIO()
     pq.write_table(table, file, compression="zstd")
     data = file.getvalue()
-    store.write(f"{name}-{xxh3_64_hexdigest(data)}.parquet", data)
+    name = f"{name}-{xxh3_64_hexdigest(data)}.parquet"
+    store.write(name, data)
+    return name
+
+
+def read_parts(store: Store, names: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the records of parts, a table for each part. In a bucket, several are read at a time.
+
+    Raises the errors of `read_part`.
+    """
+    count, start = store.threads, 0
+    read = partial(read_part, store, columns=columns)
+    while start < len(names):
+        places = [f"{PARTS}/{name}" for name in names[start : start + count]]
+        found = in_threads(read, places, store.threads)
+        start += count
+        # A merged part is large, so the first ones show how many are read at a time.
+        largest = max(1, *map(len, found))
+        count = max(1, min(store.threads, _ROWS_AT_A_TIME // largest))
+        while found:
+            yield found.pop(0)
 
 
 def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -156,15 +161,14 @@ def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> 
         columns: The columns to read; all by default.
 
     Returns:
-        The records, with the types of RECORDS_SCHEMA. A part of an older version has fewer columns,
-        and outputs with fewer fields. These are null.
+        The records, with the types that `schema_of` returns.
 
     Raises:
         LedgerError: The part is damaged or foreign, or names outputs outside the dataset.
         StoreError: The file cannot be read.
     """
     place = store.url_of(name)
-    schema = records_schema(RECORDS_SCHEMA.names if columns is None else columns)
+    schema = schema_of(PART_SCHEMA.names if columns is None else columns)
     try:
         with store.open(name) as source:
             data = source.read_buffer()
@@ -177,8 +181,7 @@ def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> 
         file = pq.ParquetFile(pa.BufferReader(data))
         if (file.schema_arrow.metadata or {}).get(b"batchmill.ledger") != str(VERSION).encode():
             raise LedgerError(f"{place}: is not a part of a ledger of version {VERSION}.")
-        whole = [schema.empty_table(), file.read(columns=schema.names)]
-        table = pa.concat_tables(whole, promote_options="permissive").cast(schema)
+        table = file.read(columns=schema.names).select(schema.names).cast(schema)
     except (OSError, pa.ArrowException) as error:
         raise LedgerError(
             f"{place}: cannot be read ({error}). Move it away, and run the same command again. "
@@ -194,122 +197,18 @@ def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> 
     return table
 
 
-def file_names(records: pa.Table) -> pa.Array:
-    """Return the name of each output of some records in the store: its address, or its path."""
-    files = pc.list_flatten(records["outputs"]).combine_chunks()
-    return pc.coalesce(files.field("pack"), files.field("path"))
-
-
-def packed_paths(records: pa.Table) -> dict[str, str]:
-    """Return the path of each output of some records that is in a pack, by its address."""
-    files = pc.list_flatten(records["outputs"]).combine_chunks()
-    files = files.filter(pc.is_valid(files.field("pack")))
-    addresses = files.field("pack").to_pylist()
-    return dict(zip(addresses, files.field("path").to_pylist(), strict=True))
-
-
-def addresses_of(names: pa.Array, records: pa.Table) -> pa.Array:
-    """Return the address of each file that is in a pack now, null for other files.
-
-    Args:
-        names: The paths of files in a dataset.
-        records: All records of the dataset, with the columns `run` and `outputs`.
-    """
-    newest = records.select(["run", "outputs"]).sort_by([("run", "descending")])
-    files = pc.list_flatten(newest["outputs"]).combine_chunks()
-    paths = files.field("path").cast(names.type)
-    return files.field("pack").cast(names.type).take(pc.index_in(names, value_set=paths))
-
-
 def _first_outside(table: pa.Table) -> str | None:
     """Return a name in a part that points outside the outputs; None if all names are inside.
 
     A dataset may come from another person. A run opens and removes the files that the parts name.
     """
-    outside = []
-    if "input_id" in table.column_names:
-        ids = table["input_id"]
-        outside.append(ids.filter(pc.match_substring_regex(ids, f"{_LEADS_OUT}|/")))
-    if "outputs" in table.column_names:
-        for names, folder in (
-            (pc.struct_field(pc.list_flatten(table["outputs"]), "path"), FILES),
-            (pc.struct_field(pc.list_flatten(table["outputs"]), "pack").drop_null(), PACKS),
-        ):
-            is_inside = pc.starts_with(names, f"{folder}/")
-            leads_out = pc.or_(pc.invert(is_inside), pc.match_substring_regex(names, _LEADS_OUT))
-            outside.append(names.filter(leads_out))
-    return next((name for names in outside for name in names.to_pylist()), None)
-
-
-def current_records(records: pa.Table) -> pa.Table:
-    """Return the winning record of each input that was not removed.
-
-    Args:
-        records: Records of any number of parts.
-    """
-    is_there = pc.not_equal(records["outcome"], PRUNED)
-    stays = winning_rows(records.select(KEYS)) & np.asarray(is_there)
-    return records if stays.all() else select(records, stays)
-
-
-def with_inputs(records: pa.Table, names: Column) -> pa.Table:
-    """Return the records of some inputs."""
-    return select(records, rows_of(records["input"], names).is_valid())
-
-
-def listed_records(records: pa.Table) -> pa.Table:
-    """Return the records of the inputs that the manifest of the last run lists.
-
-    An input whose file cannot be found is `missing`, although its record has an earlier result.
-
-    Args:
-        records: The winning records, with the column `absence`.
-    """
-    records = records.filter(pc.not_equal(records["absence"].fill_null(""), WITHDRAWN))
-    is_missing = pc.equal(records["absence"], MISSING).fill_null(False)
-    now: dict[str, Any] = {"outcome": MISSING, "error": "FileNotFoundError", "size": -1}
-    if "message" in records.column_names:
-        stays, space = (pa.scalar(text, pa.large_string()) for text in (_RESULT_STAYS, " "))
-        now["message"] = pc.binary_join_element_wise(records["message"], stays, space)
-    if {"result_run", "run", "attempts"} <= {*records.column_names}:
-        # A record without attempts was written again by a later run.
-        own = pc.and_(is_missing, pc.greater(records["attempts"], 0))
-        is_own = pc.and_(own, records["result_run"].is_null())
-        shown = pc.if_else(is_own, records["run"], records["result_run"])
-        place = records.schema.get_field_index("result_run")
-        records = records.set_column(place, "result_run", shown)
-    for place, name in enumerate(records.column_names):
-        if name in now:
-            column = pc.if_else(is_missing, now[name], records[name])
-            records = records.set_column(place, name, column)
-    return records
-
-
-def has_result(records: pa.Table) -> pa.ChunkedArray:
-    """Return which records have rows and outputs: of this run, or of the `result_run`."""
-    return pc.or_(pc.equal(records["outcome"], _OK), pc.is_valid(records["result_run"]))
-
-
-def winning_rows(records: pa.Table) -> np.ndarray:
-    """Return which records win: one of each input.
-
-    The record of the latest run wins. Within a run, an `ok` or `pruned` record wins over others:
-    the attempt on a node that was counted as lost may fail after another attempt has succeeded.
-    Then the record of the latest attempt wins, then the last one in the table. No clock decides.
-
-    Args:
-        records: Records of any number of parts, with the columns KEYS.
-    """
-    rows, numbers = repeated(records["input"])
-    wins = np.ones(len(records), bool)
-    if not len(rows):
-        return wins
-    found = records.select(["outcome", "run", "attempt"]).take(pa.array(rows))
-    is_good = pc.is_in(found["outcome"], value_set=pa.array([_OK, PRUNED]))
-    attempts, runs = found["attempt"].fill_null(0).to_numpy(), found["run"].to_numpy()
-    # The last key is the most important one.
-    order = np.lexsort((rows, attempts, np.asarray(is_good), runs, numbers))
-    is_last = np.append(np.diff(numbers[order]) != 0, True)
-    wins[rows] = False
-    wins[rows[order[is_last]]] = True
-    return wins
+    if "outputs" not in table.column_names:
+        return None
+    files = pc.list_flatten(table["outputs"])
+    for field, folder in (("path", FILES), ("pack", PACKS)):
+        names = pc.struct_field(files, field).drop_null()
+        is_inside = pc.starts_with(names, f"{folder}/")
+        leads_out = pc.or_(pc.invert(is_inside), pc.match_substring_regex(names, _LEADS_OUT))
+        if pc.any(leads_out).as_py():
+            return str(names.filter(leads_out)[0])
+    return None

@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 from batchmill.errors import OptionError
 from batchmill.layout import LEDGER_FOLDER
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.versions import records_of
 
 
 class InputFile(NamedTuple):
@@ -39,9 +38,9 @@ def input_files(ledger: Ledger, name: str, version: int | str | None = None) -> 
     Raises:
         OptionError: The dataset has no such input, output or version.
     """
-    records = ledger.all_records(["input", "outputs"])
-    number = ledger.last_recorded_run() if version is None else ledger.versions.find(version).number
-    records = records_of(records, number)
+    found_version = None if version is None else ledger.snapshots.find(version)
+    state = ledger.read_state(found_version).listed() if found_version else ledger.state()
+    records = state.records(["input", "outputs"])
     own = records.filter(pc.equal(records["input"], name))
     rows = (own if len(own) else records)["outputs"].to_pylist()
     found = [file for files in rows for file in files if len(own) or file["path"] == name]

@@ -15,24 +15,24 @@ from batchmill.cells import texts_of
 from batchmill.errors import LedgerError, OptionError, StoreError
 from batchmill.layout import MADE_FROM, METADATA, ORIGINAL_INPUT, PARTITION_COLUMN
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.versions import Versions
+from batchmill.ledger.snapshots import Snapshot, Snapshots
 from batchmill.partitions.groups import inherited_keys, recorded_groups
 from batchmill.partitions.partitioning import by_hash, name_of_key
-from batchmill.partitions.record import Assignment, last_assignment
-from batchmill.planning.run_spec import read_spec
+from batchmill.partitions.record import Assignment, assignment_of
+from batchmill.planning.run_spec import spec_of
 from batchmill.security.allowlist import check_input
 from batchmill.storage import Store, open_store
 
 
 def find_leaks(ledger: Ledger) -> Iterator[str]:
-    """Yield the faults in the partitions that the last run published.
+    """Yield the faults in the partitions of the last version.
 
-    Yields nothing if that run had no partitions.
+    Yields nothing if it has no partitions.
     """
-    run = _last_divided(ledger)
-    if run is None or not ledger.store.exists(METADATA):
+    version = _last_divided(ledger)
+    if version is None or not ledger.store.exists(METADATA):
         return
-    assignment = last_assignment(ledger, run)
+    assignment = assignment_of(ledger, version)
     if assignment is None:
         yield "the ledger's record of the partitions is missing; the next run writes it"
         return
@@ -55,11 +55,11 @@ def find_leaks(ledger: Ledger) -> Iterator[str]:
 
 def find_duplicates(ledger: Ledger) -> Iterator[str]:
     """Yield inputs with the same content that are in different partitions."""
-    run = _last_divided(ledger)
-    assignment = None if run is None else last_assignment(ledger, run)
-    if assignment is None:
+    version = _last_divided(ledger)
+    assignment = assignment_of(ledger, version)
+    if version is None or assignment is None:
         return
-    records = ledger.records(["input", "outcome", "content", "size"])
+    records = ledger.read_state(version).records(["input", "content", "size"])
     contents = records.filter(
         # Inputs without a recorded content would all seem equal, and empty inputs are equal.
         pc.and_(pc.not_equal(records["content"], ""), pc.greater(records["size"], 0))
@@ -70,10 +70,11 @@ def find_duplicates(ledger: Ledger) -> Iterator[str]:
         yield f"{_where(same)} have the same content"
 
 
-def _last_divided(ledger: Ledger) -> int | None:
-    """Return the last run that ended; None if it had no partitions."""
-    last = ledger.last_ended_run()
-    return last if last is not None and read_spec(ledger, last).partitioning else None
+def _last_divided(ledger: Ledger) -> Snapshot | None:
+    """Return the last snapshot that the tables show; None if it has no partitions."""
+    last = ledger.snapshots.last()
+    shown = last if last and last.shown else ledger.snapshots.last_version()
+    return shown if shown and shown.settings["partitioning"] else None
 
 
 def torn_groups(rows: pd.DataFrame) -> Iterator[str]:
@@ -139,12 +140,12 @@ class Finding(NamedTuple):
 
 
 def compare_with_source(ledger: Ledger) -> Iterator[Finding]:
-    """Yield the differences from the partitions of the dataset that was the last run's manifest.
+    """Yield the differences from the partitions of the dataset that the last version was made from.
 
     Yields nothing if the manifest was not a dataset, or if the table has no partitions.
     """
-    run = ledger.last_ended_run()
-    spec = None if run is None else read_spec(ledger, run)
+    last = ledger.snapshots.last_version()
+    spec = spec_of(last.settings) if last else None
     if spec is None or not spec.source_dataset:
         return
     source, version = spec.source_dataset, spec.source_version if spec.names_version else 0
@@ -158,7 +159,7 @@ def compare_with_source(ledger: Ledger) -> Iterator[Finding]:
         check_input(source)
         groups = recorded_groups(source, version)
         store = open_store(source)
-        name = Versions(store).table_name(version) if version else METADATA
+        name = Snapshots(store).table_name(version) if version else METADATA
         table = _read_columns(store, ["input", PARTITION_COLUMN], name)
     except (OSError, pa.ArrowException, LedgerError, OptionError, StoreError) as error:
         yield Finding(

@@ -7,17 +7,14 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from batchmill.errors import LedgerError, OptionError, StoreError
 from batchmill.layout import (
-    INPUT_COLUMN,
     LEDGER_FOLDER,
     LEDGER_NAMES,
     METADATA,
     PLAN,
     PLAN_ROWS,
-    PUBLISHED,
     RUNS,
     SUMMARY,
     TABLES,
@@ -25,11 +22,9 @@ from batchmill.layout import (
 )
 from batchmill.ledger.lease import check_free, lease
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.published_tables import read_published_record
-from batchmill.ledger.versions import records_of
+from batchmill.ledger.state import State
 from batchmill.maintenance.cleanup import named_files, unreferenced
 from batchmill.maintenance.leakage import compare_with_source, find_duplicates, find_leaks
-from batchmill.maintenance.upkeep import keep_results_of_killed
 from batchmill.planning.plan_file import PlanFile
 from batchmill.storage import Store, if_exists, in_threads
 from batchmill.storage.fingerprints import hash_bytes
@@ -70,41 +65,13 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
     The sizes of all outputs are compared. With `hash_files`, every output is read, and the contents
     are compared too. If a plan or a summary is damaged, leaks and duplicates are not searched.
     """
-    store = ledger.store
-    records = ledger.records(["input", "outputs"])
-    yield from _compare_outputs(store, records, hash_files=hash_files)
+    store, state = ledger.store, ledger.state()
+    yield from _compare_outputs(store, state, hash_files=hash_files)
     last = ledger.last_known_run()
     if last and last not in ledger.runs():
         yield Difference("missing", ledger.run_folder(last), message="Run the job again")
+    yield from _compare_tables(ledger, state, last)
     top = store.names("")
-    record = read_published_record(store)
-    published = record.tables if record else {}
-    unpublished, has_ended = False, True
-    if last:
-        with suppress(LedgerError):  # A damaged summary is a difference of its own.
-            summary = ledger.read_summary(last)
-            unpublished, has_ended = "unpublished" in (summary or {}), summary is not None
-    for table in TABLES if last else ():
-        if table not in top and unpublished:
-            yield Difference("unpublished", table, message=f"run {last} published nothing")
-        elif table not in top:
-            yield Difference("missing", table, message="the next run writes it")
-        elif table in published and store.content_of(table) != published[table]["content"]:
-            message = "differs from the published table. Run the job again"
-            yield Difference("changed", table, message=message)
-    if record and record.run < ledger.last_recorded_run():
-        if unpublished:
-            message = f"is of run {record.run}: run {last} published nothing"
-            yield Difference("unpublished", METADATA, message=message)
-        else:
-            message = f"is of run {record.run}, and older than the ledger. Run the job again"
-            yield Difference("changed", METADATA, message=message)
-    if record is None and store.exists(PUBLISHED):
-        yield Difference("changed", PUBLISHED, message="is damaged. Run the job again")
-    elif record is None and METADATA in top and not has_ended:
-        # The record is deleted before the tables are written. An old dataset has none.
-        message = f"run {last} was killed before it had written all tables. Run the job again"
-        yield Difference("missing", PUBLISHED, message=message)
     strays = [name for name in top if name not in TOP_NAMES]
     strays += [
         f"{LEDGER_FOLDER}/{name}" for name in store.names(LEDGER_FOLDER) if name not in LEDGER_NAMES
@@ -117,8 +84,7 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
         yield Difference("changed", name, message=message)
     if damaged:
         return  # The partitions depend on the last plan and its summary.
-    # An old table has the partitions of its own run.
-    leaks = [] if unpublished else list(find_leaks(ledger))
+    leaks = list(find_leaks(ledger))
     for message in leaks:
         yield Difference("leak", METADATA, message=message)
     for finding in compare_with_source(ledger):
@@ -126,6 +92,39 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
             yield Difference(finding.kind, METADATA, message=finding.message)
     for message in find_duplicates(ledger):
         yield Difference("duplicate", METADATA, message=message)
+
+
+def _compare_tables(ledger: Ledger, state: State, last: int) -> Iterator[Difference]:
+    """Yield the tables that are missing, or that are not those of the last version."""
+    store, version = ledger.store, ledger.snapshots.last_version()
+    top, snapshot = store.names(""), ledger.snapshots.last()
+    summary = None
+    with suppress(LedgerError):  # A damaged summary is a difference of its own.
+        summary = ledger.read_summary(last) if last else None
+    unpublished = "unpublished" in (summary or {})
+    for table in TABLES if last else ():
+        if table not in top and unpublished:
+            yield Difference("unpublished", table, message=f"run {last} published nothing")
+        elif table not in top:
+            yield Difference("missing", table, message="the next run writes it")
+        elif snapshot is None or not snapshot.tables:
+            message = f"run {last} was killed before it had recorded it. Run the job again"
+            yield Difference("changed", table, message=message)
+        elif store.content_of(table) != snapshot.tables[table]["content"]:
+            message = "differs from the published table. Run the job again"
+            yield Difference("changed", table, message=message)
+    own = ledger.snapshots.table_name(version.number) if version else ""
+    if version and not store.exists(own):
+        yield Difference("missing", own, message="the next run writes it")
+    elif version and store.content_of(own) != version.table:
+        message = "differs from the published table. Run the job again"
+        yield Difference("changed", own, message=message)
+    if version and snapshot and not snapshot.shown:
+        message = f"is of run {version.number}: run {snapshot.number} published nothing"
+        yield Difference("unpublished", METADATA, message=message)
+    elif version and not state.file:
+        message = f"is of run {version.number}, and older than the ledger. Run the job again"
+        yield Difference("changed", METADATA, message=message)
 
 
 def verify_version(
@@ -141,24 +140,21 @@ def verify_version(
     Raises:
         OptionError: There is no such version.
     """
-    version = ledger.versions.find(wanted)
-    records = records_of(ledger.all_records(["input", "outputs"]), version.number)
-    table = ledger.versions.table_name(version.number)
+    version = ledger.snapshots.find(wanted)
+    table = ledger.snapshots.table_name(version.number)
     data = if_exists(ledger.store.read, table)
     if data is None:
         yield Difference("missing", table)
     elif hash_bytes(data) != version.table:
         yield Difference("changed", table, message="differs from the published table")
-    else:
-        # An input that the manifest did not list has a record, but no row in the version.
-        listed = pq.read_table(pa.BufferReader(data), columns=[INPUT_COLUMN])[INPUT_COLUMN]
-        records = records.filter(pc.is_in(records["input"].cast(listed.type), value_set=listed))
-    yield from _compare_outputs(ledger.store, records, hash_files=hash_files)
+    # An input that the manifest did not list has a record, but no row in the version.
+    state = ledger.read_state(version).listed()
+    yield from _compare_outputs(ledger.store, state, hash_files=hash_files)
 
 
-def _compare_outputs(store: Store, records: pa.Table, *, hash_files: bool) -> Iterator[Difference]:
-    """Yield the outputs of some records that are missing or changed."""
-    owners = _files_by_path(records)
+def _compare_outputs(store: Store, state: State, *, hash_files: bool) -> Iterator[Difference]:
+    """Yield the outputs of a state that are missing or changed."""
+    owners = _files_by_path(state.records(["input", "outputs"]))
     names = list(owners)
     sizes = dict(zip(names, store.sizes(names), strict=True))
 
@@ -233,8 +229,6 @@ def examine(
     if not repair:
         return list(verify(ledger, hash_files=hash_files))
     with lease(ledger) as held:
-        if not held.clean:
-            keep_results_of_killed(ledger)  # Otherwise their files seem unreferenced.
         found = list(verify(ledger, hash_files=hash_files))
         repair_differences(ledger, found)
         held.clean_end = held.clean

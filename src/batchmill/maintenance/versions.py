@@ -16,9 +16,9 @@ from batchmill.errors import StoreError
 from batchmill.layout import INPUT_COLUMN, MORE_COLUMNS, OUTPUT_COLUMN
 from batchmill.ledger.lease import lease
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.parts import file_names
-from batchmill.ledger.published_tables import TableMetadata
-from batchmill.ledger.versions import Version, records_of
+from batchmill.ledger.outputs import file_names, listed_outputs
+from batchmill.ledger.snapshots import Snapshot
+from batchmill.ledger.table_metadata import TableMetadata
 from batchmill.storage.fingerprints import hash_bytes
 from batchmill.storage.large_tables import SLICE_ROWS, collected, select, slices, take
 from batchmill.storage.name_search import repeated, rows_of
@@ -77,8 +77,8 @@ class VersionDiff:
             again".
     """
 
-    before: Version
-    after: Version
+    before: Snapshot
+    after: Snapshot
     added: Sequence[str]
     removed: Sequence[str]
     changed: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -86,11 +86,10 @@ class VersionDiff:
 
 def list_versions(ledger: Ledger) -> list[ListedVersion]:
     """Return the versions of a dataset in order. Raises LedgerError and StoreError."""
-    versions = ledger.versions.read_all()
-    names = ledger.versions.names()
-    records = ledger.all_records(["outputs"])
-    files = [_files(records_of(records, version.number)) for version in versions]
-    own = _own_bytes(files)
+    versions = ledger.snapshots.versions()
+    names = ledger.snapshots.names()
+    states = (ledger.read_state(version).listed() for version in versions)
+    own = _own_bytes([_files(state.records(["outputs"])) for state in states])
     proofs = {proof.version: proof for proof in ledger.proofs.read_all()}
     listed = []
     for version, size in zip(versions, own, strict=True):
@@ -114,7 +113,7 @@ def list_versions(ledger: Ledger) -> list[ListedVersion]:
 
 def _files(records: pa.Table) -> pa.Table:
     """Return the name and the size of each output of some records."""
-    sizes = pc.struct_field(pc.list_flatten(records["outputs"]), "size")
+    sizes = pc.struct_field(listed_outputs(records), "size")
     return pa.table([file_names(records), sizes], ["name", "size"])
 
 
@@ -130,7 +129,7 @@ def _own_bytes(versions: Sequence[pa.Table]) -> list[int]:
     return [int(part.sum()) for part in np.split(sizes, ends[:-1])]
 
 
-def keep_version(ledger: Ledger, version: int | str, name: str) -> Version:
+def keep_version(ledger: Ledger, version: int | str, name: str) -> Snapshot:
     """Give a version a name, so that no run removes it.
 
     Raises:
@@ -138,8 +137,8 @@ def keep_version(ledger: Ledger, version: int | str, name: str) -> Version:
         LedgerError: A run is using the dataset.
     """
     with lease(ledger) as held:
-        found = ledger.versions.find(version)
-        ledger.versions.keep(name, found.number)
+        found = ledger.snapshots.find(version)
+        ledger.snapshots.keep(name, found.number)
         held.clean_end = held.clean
     return found
 
@@ -152,7 +151,7 @@ def drop_name(ledger: Ledger, name: str) -> None:
         LedgerError: A run is using the dataset.
     """
     with lease(ledger) as held:
-        ledger.versions.drop(name)
+        ledger.snapshots.drop(name)
         held.clean_end = held.clean
 
 
@@ -169,9 +168,8 @@ def compare_versions(ledger: Ledger, before: int | str, after: int | str) -> Ver
         LedgerError: The ledger is damaged.
         StoreError: The table of a version is missing or damaged.
     """
-    first, second = ledger.versions.find(before), ledger.versions.find(after)
-    records = ledger.all_records(_COLUMNS)
-    old, new = (_results(ledger, records, version) for version in (first, second))
+    first, second = ledger.snapshots.find(before), ledger.snapshots.find(after)
+    old, new = (_results(ledger, version) for version in (first, second))
     rows = rows_of(old["input"], new["input"])
     is_added = np.ones(len(new), bool)
     is_added[rows.drop_null().to_numpy()] = False
@@ -191,9 +189,9 @@ def compare_versions(ledger: Ledger, before: int | str, after: int | str) -> Ver
     )
 
 
-def _results(ledger: Ledger, records: pa.Table, version: Version) -> pa.Table:
+def _results(ledger: Ledger, version: Snapshot) -> pa.Table:
     """Return the results in the table of a version, a row for each input."""
-    table = ledger.versions.table_name(version.number)
+    table = ledger.snapshots.table_name(version.number)
     data = ledger.store.read(table)
     if hash_bytes(data) != version.table:
         raise StoreError(
@@ -201,7 +199,7 @@ def _results(ledger: Ledger, records: pa.Table, version: Version) -> pa.Table:
             "differs from the table that was published. Compare other versions, or restore it from "
             "a backup.",
         )
-    found = records_of(records, version.number)
+    found = ledger.read_state(version).records(_COLUMNS)
     given = collected(_given(pq.ParquetFile(pa.BufferReader(data)), found["rows"]), _GIVEN)
     rows = rows_of(found["input"], given["input"])
     found, given = select(found, rows.is_valid()), take(given, rows.drop_null())

@@ -11,13 +11,12 @@ import pyarrow.parquet as pq
 
 from batchmill.errors import ManifestError
 from batchmill.layout import FORMAT, MADE_FROM, ORIGINAL_INPUT
-from batchmill.ledger.published_tables import TableMetadata
-from batchmill.ledger.versions import Versions
+from batchmill.ledger.snapshots import Snapshot, Snapshots
+from batchmill.ledger.table_metadata import TableMetadata
 from batchmill.manifest.records import read_parquet
 from batchmill.manifest.source import Source, fits, numbered
 from batchmill.storage import is_url, open_store
 from batchmill.storage.addresses import parse_address
-from batchmill.storage.fingerprints import hash_bytes
 from batchmill.storage.remote import FileStat
 
 
@@ -37,33 +36,37 @@ def read_version(text: str, pattern: str) -> Source | None:
     if not (place and wanted) or "/" in wanted:
         return None
     place = place.rstrip("/") if is_url(place) else os.path.abspath(place)
-    store = open_store(place)
-    if not store.exists(FORMAT):
-        return None
-    versions = Versions(store)
-    name = versions.table_name(versions.find(wanted).number)
-    return read_dataset(place, pattern, store.read(name))
+    return read_dataset(place, pattern, wanted) if open_store(place).exists(FORMAT) else None
 
 
-def read_dataset(place: str, pattern: str, table: bytes | None) -> Source:
-    """Read the outputs that a dataset's metadata table names.
+def read_dataset(place: str, pattern: str, wanted: str = "") -> Source:
+    """Read the outputs that the table of a dataset names.
 
     Args:
         place: The dataset's folder or URL.
         pattern: The pattern that an output's name must match.
-        table: The content of its metadata table. None if there is no table yet.
+        wanted: The number or name of a version. Empty: the last one.
 
     Returns:
         One row per output, and the number of the version. Rows without an output are left out. If
         several rows name one output, the first row counts.
 
     Raises:
-        ManifestError: The dataset has no table yet.
+        ManifestError: The dataset has no version yet.
+        OptionError: The dataset has no such version.
     """
-    if table is None:
+    store = open_store(place)
+    snapshots = Snapshots(store)
+
+    def read(version: Snapshot) -> tuple[int, bytes]:
+        return version.number, store.read(snapshots.table_name(version.number))
+
+    found = read(snapshots.find(wanted)) if wanted else snapshots.read_last(read)
+    if found is None:
         raise ManifestError(
             place, ["is a dataset without tables yet. Complete a run that writes it first."]
         )
+    number, table = found
     frame = read_parquet(place, pa.BufferReader(table)).frame
     packed = _take_packed(frame, table)
     if MADE_FROM in frame.columns:
@@ -87,7 +90,7 @@ def read_dataset(place: str, pattern: str, table: bytes | None) -> Source:
         folder=place,
         locate=numbered("output", len(frame)),
         faults=faults,
-        version=_version_of(place, table),
+        version=number,
         seen=packed,
     )
 
@@ -107,13 +110,6 @@ def _take_packed(frame: pd.DataFrame, table: bytes) -> dict[str, FileStat]:
                 # The content of an address never changes, so it is an ETag.
                 found[file] = FileStat(place.size, 0, address)
     return found
-
-
-def _version_of(place: str, table: bytes) -> int:
-    """Return the number of the version that has a table; 0 without one."""
-    content = hash_bytes(table)
-    versions = Versions(open_store(place)).read_all()
-    return next((v.number for v in versions if v.table == content), 0)
 
 
 def _first_inputs(frame: pd.DataFrame) -> pd.Series:

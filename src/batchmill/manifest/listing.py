@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.layout import FORMAT, LEDGER_FOLDER, METADATA
+from batchmill.layout import FORMAT, LEDGER_FOLDER
 from batchmill.manifest.dataset import read_dataset
 from batchmill.manifest.source import Source, fits, numbered
 from batchmill.storage import is_url, remote
@@ -36,9 +36,7 @@ def read_folder(path: Path, pattern: str, *, folders: bool) -> Source:
         OSError: The folder cannot be read.
     """
     if (path / LEDGER_FOLDER).is_dir():
-        table = path / METADATA
-        content = table.read_bytes() if table.exists() else None
-        return read_dataset(os.path.abspath(path), pattern, content)
+        return read_dataset(os.path.abspath(path), pattern)
     found = _folders_in(path) if folders else _files_below(path)
     names = (name for name in found if fits(name, pattern))
     nothing = f"no {'folder' if folders else 'file'} in it matches {pattern!r}"
@@ -63,8 +61,7 @@ def read_prefix(url: str, pattern: str, found: pa.Table, *, folders: bool) -> So
     url = url.rstrip("/")
     datasets = _datasets_in(found["name"])
     if "" in datasets:
-        has_table = pc.any(pc.equal(found["name"], METADATA)).as_py()
-        return read_dataset(url, pattern, remote.read(f"{url}/{METADATA}") if has_table else None)
+        return read_dataset(url, pattern)
     if not folders:
         nothing = f"no file in it matches {pattern!r}"
         return _listed_objects(url, url, found, pattern, datasets, nothing)

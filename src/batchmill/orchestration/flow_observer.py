@@ -85,10 +85,10 @@ class FlowObserver(RunObserver):
             self._show_failures(progress)
         self.metrics.pending(progress.total - progress.done)
 
-    def write_tables(self, prepared: Prepared) -> str:
+    def write_tables(self, prepared: Prepared, run: int) -> str:
         """Write the tables in a task run. Return why nothing was published. Usually empty."""
         hidden: Any = opaque(prepared)  # Keeps Prefect from searching it for futures.
-        return write_metadata(hidden)
+        return write_metadata(hidden, run)
 
     def write_report(self, ledger: Ledger, run: int, dataset: str) -> None:
         """Write the report in a task run, and show it as an artifact."""

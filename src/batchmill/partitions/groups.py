@@ -9,9 +9,8 @@ import pyarrow as pa
 from batchmill.cells import is_missing, texts_of
 from batchmill.layout import MADE_FROM, ORIGINAL_INPUT, PARTITION_COLUMN
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.versions import Versions
 from batchmill.partitions.partitioning import GROUPS, Partitioning, key_of_group, key_of_input
-from batchmill.partitions.record import last_assignment
+from batchmill.partitions.record import assignment_of
 from batchmill.storage import open_store
 
 
@@ -121,10 +120,9 @@ def recorded_groups(dataset: str, version: int = 0) -> dict[str, str]:
         LedgerError: The record of the groups cannot be read.
         StoreError: The store does not respond.
     """
-    store = open_store(dataset)
-    # The assignments of later versions do not count.
-    is_earlier = version and any(one.number > version for one in Versions(store).read_all())
-    assignment = last_assignment(Ledger(store), version if is_earlier else None)
+    ledger = Ledger(open_store(dataset))
+    found = ledger.snapshots.find(version) if version else ledger.snapshots.last_version()
+    assignment = assignment_of(ledger, found)
     if assignment is None:
         return {}
     rows = assignment.listed()

@@ -1,12 +1,11 @@
 """Record each input's group and partition in the ledger.
 
-Each run that changes the assignment writes a file. The latest file counts. It keeps stratified
-groups in their partitions, and allows a check of the dataset without its manifest. Its name ends
-with a hash of its content, so that damage is detected. Files of batchmill 0.1.0 have no hash.
+A run that publishes another assignment writes a file. It keeps stratified groups in their
+partitions, and allows a check of the dataset without its manifest. Its name ends with a hash of its
+content, so that damage is detected.
 """
 
 import json
-import re
 from dataclasses import asdict, dataclass
 
 import pyarrow as pa
@@ -17,10 +16,11 @@ from batchmill.errors import LedgerError
 from batchmill.layout import PARTITIONS
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import write_hashed
+from batchmill.ledger.snapshots import Snapshot
 from batchmill.partitions.partitioning import Partitioning
+from batchmill.storage import if_exists
 
 _VERSION = "1"
-_NAME = re.compile(r"([0-9]+)(?:-([0-9a-f]{16}))?\.parquet")
 _VERSION_KEY, _HOW_KEY = b"batchmill.partitions", b"batchmill.partitioning"
 SCHEMA = pa.schema(
     [
@@ -51,64 +51,38 @@ class Assignment:
         return dict(zip(*columns, strict=True))
 
 
-def write_assignment(ledger: Ledger, run: int, assignment: Assignment) -> None:
-    """Record an assignment, unless the last one is the same.
+def write_assignment(ledger: Ledger, run: int, assignment: Assignment) -> str:
+    """Record an assignment, unless that of the last run is the same. Return the file's name.
 
     The caller must hold the dataset's lease.
     """
     how, rows = assignment.partitioning, assignment.rows
-    last = last_assignment(ledger)
-    if last and not how.changes_since(last.partitioning) and rows.equals(last.rows):
-        return
+    before = ledger.snapshots.last()
+    last = assignment_of(ledger, before)
+    if before and last and not how.changes_since(last.partitioning) and rows.equals(last.rows):
+        return before.assignment
     described = {
         _VERSION_KEY: _VERSION,
         # The order of the shares matters, and JSON keeps it.
         _HOW_KEY: json.dumps(asdict(how)),
     }
     rows = rows.replace_schema_metadata(described)
-    write_hashed(ledger.store, f"{PARTITIONS}/{run:06d}", rows)
+    return write_hashed(ledger.store, f"{PARTITIONS}/{run:06d}", rows)
 
 
-def last_assignment(ledger: Ledger, until: int | None = None) -> Assignment | None:
-    """Return the last assignment, up to a run; None without one. Raises LedgerError."""
-    names = [name for name in _names(ledger) if until is None or _run_of(name) <= until]
-    return _read(ledger, f"{PARTITIONS}/{names[-1]}") if names else None
+def assignment_of(ledger: Ledger, snapshot: Snapshot | None) -> Assignment | None:
+    """Return the assignment of a snapshot; None without one. Raises LedgerError."""
+    if snapshot is None or not snapshot.assignment:
+        return None
+    return if_exists(_read, ledger, snapshot.assignment)
 
 
-def last_with(ledger: Ledger, partitioning: Partitioning) -> Assignment | None:
-    """Return the last assignment with the same options; None without one. Raises LedgerError.
+def last_assignment(ledger: Ledger) -> Assignment | None:
+    """Return the last published assignment; None without one. Raises LedgerError.
 
-    There are several assignments only after a run that published nothing, or was killed before.
+    A run that publishes nothing keeps the assignment before it.
     """
-    for name in reversed(_names(ledger)):
-        found = _read(ledger, f"{PARTITIONS}/{name}")
-        if not partitioning.changes_since(found.partitioning):
-            return found
-    return None
-
-
-def name_of_last(ledger: Ledger) -> str:
-    """Return the file name of the last assignment; empty without one."""
-    return next(reversed(_names(ledger)), "")
-
-
-def has_assigned(ledger: Ledger, run: int) -> bool:
-    """Return whether a run recorded a new assignment."""
-    return any(_run_of(name) == run for name in _names(ledger))
-
-
-def forget_earlier(ledger: Ledger) -> None:
-    """Remove all assignments but the last, at the end of a run."""
-    for name in _names(ledger)[:-1]:
-        ledger.store.delete(f"{PARTITIONS}/{name}")
-
-
-def _names(ledger: Ledger) -> list[str]:
-    return sorted(filter(_NAME.fullmatch, ledger.store.names(PARTITIONS)), key=_run_of)
-
-
-def _run_of(name: str) -> int:
-    return int(name.partition(".")[0].partition("-")[0])
+    return assignment_of(ledger, ledger.snapshots.last())
 
 
 def _read(ledger: Ledger, name: str) -> Assignment:
@@ -120,8 +94,7 @@ def _read(ledger: Ledger, name: str) -> Assignment:
     try:
         with ledger.store.open(name) as source:
             data = source.read_buffer()
-        expected = _NAME.fullmatch(name.rpartition("/")[2])
-        if expected and expected[2] not in (None, xxh3_64_hexdigest(data)):
+        if not name.endswith(f"-{xxh3_64_hexdigest(data)}.parquet"):
             raise LedgerError(
                 f"{place}: is damaged. Its content does not match the hash in its name. {remedy}"
             )

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.errors import StoreError
-from batchmill.ledger.parts import file_names
+from batchmill.ledger.outputs import file_names
 from batchmill.manifest import Manifest
 from batchmill.manifest.companions import companion_rows
 from batchmill.storage import Store, in_threads, is_url, open_store, remote

@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 
 from batchmill.errors import LedgerError, OptionError
 from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.state import State
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.planning.job import Job
 from batchmill.planning.plan import Plan
@@ -23,13 +24,14 @@ class EarlierSteps:
 
     Args:
         ledger: The ledger of the dataset.
-        records: Its records, with at least the columns `step` and `outcome`.
+        state: Its state.
 
     Raises:
         LedgerError, StoreError: The description of a step cannot be read.
     """
 
-    def __init__(self, ledger: Ledger, records: pa.Table) -> None:
+    def __init__(self, ledger: Ledger, state: State) -> None:
+        records = state.records(["step", "outcome"])
         self._results = count_values(records["step"].filter(pc.equal(records["outcome"], "ok")))
         self._described = {
             one: ledger.steps.read(one) for one in records["step"].unique().to_pylist()
@@ -87,23 +89,23 @@ class EarlierSteps:
         return differences(before, step.description) if before else []
 
 
-def inputs_below_limits(ledger: Ledger, records: pa.Table, limits: FailurePolicy) -> set[str]:
+def inputs_below_limits(ledger: Ledger, state: State, limits: FailurePolicy) -> set[str]:
     """Return the inputs that exceeded a limit of their run, and whose limit is higher now.
 
     Args:
         ledger: The ledger, which has the limits of the earlier runs.
-        records: Its records, with at least the columns `input`, `outcome` and `run`.
+        state: Its state.
         limits: The limits of the next run.
 
     Raises:
         StoreError: The ledger cannot be read.
     """
+    records = state.records(["input", "outcome", "run"])
     exceeded = records.filter(pc.is_in(records["outcome"], value_set=pa.array(["timeout", "oom"])))
     policies = _policies_of(ledger, exceeded["run"].unique().to_pylist())
-    rows = exceeded.select(["input", "outcome", "run"]).to_pylist()
     return {
         row["input"]
-        for row in rows
+        for row in exceeded.to_pylist()
         if row["run"] in policies and is_raised(row["outcome"], policies[row["run"]], limits)
     }
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.run_control import Usage
+from batchmill.ledger.state import OK, State
 from batchmill.planning.sample import size_classes
 from batchmill.sizes import counted, duration, readable_size
-from batchmill.storage.large_tables import select
 
 # The quantile of the normal distribution for an interval of 90 %.
 _Z = 1.645
@@ -111,12 +111,18 @@ class _Classes(NamedTuple):
 
 
 def make_forecast(
-    ledger: Ledger, step_identity: str, sizes: NDArray[np.int64], *, is_remote: bool = False
+    ledger: Ledger,
+    state: State,
+    step_identity: str,
+    sizes: NDArray[np.int64],
+    *,
+    is_remote: bool = False,
 ) -> Forecast | None:
     """Forecast a run over inputs of these sizes.
 
     Args:
         ledger: The ledger of the dataset.
+        state: The state of the dataset.
         step_identity: The identity of the step. Only its own outcomes count.
         sizes: The sizes in bytes; -1 for a missing file.
         is_remote: True if the inputs are fetched from a store or a web server.
@@ -124,21 +130,21 @@ def make_forecast(
     Returns:
         The forecast. None without inputs, or if the step has no outcome yet.
     """
-    records = ledger.records([*_COLUMNS, "step", "run"]) if len(sizes) else None
-    if records is None:
+    if not len(sizes):
         return None
     # An `ok` record without an attempt is an earlier result, whose file is missing now.
-    is_kept = pc.and_(pc.equal(records["attempts"], 0), pc.equal(records["outcome"], "ok"))
-    is_own = pc.equal(records["step"], step_identity)
-    records = select(records, pc.and_(is_own, pc.invert(is_kept)))
-    if not len(records):
+    is_kept = pc.and_(pc.equal(state.table["attempts"], 0), pc.equal(state.table["outcome"], OK))
+    is_own = pc.equal(state.table["step"], step_identity)
+    state = state.select(pc.and_(is_own, pc.invert(is_kept)))
+    if not len(state):
         return None
-    last = last_large_run(records["run"].to_numpy())
-    speed = _speed(select(records, pc.equal(records["run"], last)))
+    last = last_large_run(state.table["run"].to_numpy())
+    speed = _speed(state.of_run(last).records(["seconds", "finished_at"]))
     ended = ledger.read_summary(last)
     start_up = max(0.0, ended["seconds"] - speed.seconds) if ended else 0.0
-    every = -(-len(records) // _RECORDS)
-    records = records.take(pa.array(np.arange(0, len(records), every)))
+    chosen = np.zeros(len(state), bool)
+    chosen[:: -(-len(state) // _RECORDS)] = True
+    records = state.select(chosen).records(_COLUMNS)
     usage = ledger.control.read_usage(last)
     classes = _classes(sizes, records)
     seconds, failures, size, rows = classes.means @ classes.inputs

@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 from batchmill.errors import OptionError
 from batchmill.layout import MADE_FROM, PARTITION_COLUMN
 from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.state import State
 from batchmill.manifest import Manifest
 from batchmill.partitions.groups import inherited_groups, read_groups
 from batchmill.partitions.partitioning import GROUPS, Partitioning, assign, given_by_key
-from batchmill.partitions.record import SCHEMA, Assignment, last_assignment, last_with
+from batchmill.partitions.record import SCHEMA, Assignment, last_assignment
 
 
 class Division(NamedTuple):
@@ -34,13 +35,13 @@ class _Withdrawn(NamedTuple):
 
 
 def divide_manifest(
-    ledger: Ledger, records: pa.Table, manifest: Manifest, partitioning: Partitioning
+    ledger: Ledger, state: State, manifest: Manifest, partitioning: Partitioning
 ) -> Division:
     """Assign each row of a manifest to a partition, and each withdrawn input.
 
     Args:
         ledger: The ledger of the dataset, with the earlier assignments.
-        records: The ledger's records, with at least `input` and `carried`.
+        state: The state of the dataset.
         manifest: The manifest with its groups.
         partitioning: The options.
 
@@ -52,8 +53,10 @@ def divide_manifest(
     """
     if manifest.groups is None:
         return Division(manifest)
-    last, same = last_assignment(ledger), last_with(ledger, partitioning)
-    withdrawn = _withdrawn(records, manifest, partitioning, same or last)
+    last = last_assignment(ledger)
+    is_same = last is not None and not partitioning.changes_since(last.partitioning)
+    same = last if is_same else None
+    withdrawn = _withdrawn(state, manifest, partitioning, last)
     valid = _without_overruled(withdrawn.groups, manifest.groups, partitioning)
     groups = pa.concat_tables([manifest.groups, valid])
     names = pa.chunked_array([*manifest.inputs["input"].chunks, withdrawn.names], pa.string())
@@ -74,7 +77,7 @@ def divide_manifest(
 
 
 def _withdrawn(
-    records: pa.Table, manifest: Manifest, partitioning: Partitioning, recorded: Assignment | None
+    state: State, manifest: Manifest, partitioning: Partitioning, recorded: Assignment | None
 ) -> _Withdrawn:
     """Return the groups of inputs that are not in the manifest.
 
@@ -82,8 +85,8 @@ def _withdrawn(
     for it. If the group column is another one, or if there is no assignment yet, the columns of the
     manifest that last listed the input give the group.
     """
-    is_listed = pc.is_in(records["input"], value_set=manifest.inputs["input"])
-    records = records.filter(pc.invert(is_listed)).sort_by("input")
+    withdrawn = state.not_of(manifest.inputs["input"])
+    records = withdrawn.records(["input", "carried"]).sort_by("input")
     names = records["input"].combine_chunks()
     carried = [json.loads(text) for text in records["carried"].to_pylist()]
     wanted = [name for name in (partitioning.group_by, partitioning.stratify) if name]
@@ -149,16 +152,12 @@ def _gone(before: pa.Table, now: pa.Table) -> pa.Table:
     )
 
 
-def check_rows(ledger: Ledger, unchecked: pa.ChunkedArray) -> None:
-    """Raise OptionError if a recorded row has a key `partition`.
-
-    Inputs in `unchecked` are not checked, because their rows are replaced and checked then.
-    """
-    records = ledger.records(["input", "rows"])
+def check_rows(state: State) -> None:
+    """Raise OptionError if a recorded row of some inputs has a key `partition`."""
+    records = state.records(["input", "rows"])
     suspects = records.filter(
         pc.match_substring(records["rows"], json.dumps(PARTITION_COLUMN) + ":")
     )
-    suspects = suspects.filter(pc.invert(pc.is_in(suspects["input"], value_set=unchecked)))
     for record in suspects.sort_by("input").to_pylist():
         # The match may be a nested key or a value.
         if any(PARTITION_COLUMN in row for row in json.loads(record["rows"])):

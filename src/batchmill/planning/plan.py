@@ -1,4 +1,4 @@
-"""Decide what a run has to do: manifest + ledger + step -> plan. Pure: it touches no file."""
+"""Decide what a run has to do: manifest + state + step -> plan. Pure: it touches no file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.ledger.parts import MISSING, WITHDRAWN
+from batchmill.ledger.state import MISSING, WITHDRAWN
 from batchmill.manifest import Manifest
 from batchmill.planning.decisions import ADOPTED, DECISIONS, REASONS, UNREADABLE, Criteria, decide
 from batchmill.storage.large_tables import collected, count_values, select, take
@@ -16,7 +16,6 @@ from batchmill.storage.name_search import rows_of
 
 PLANNED_COLUMNS = (
     "input",
-    "input_id",
     "outcome",
     "outputs",
     "size",
@@ -25,11 +24,12 @@ PLANNED_COLUMNS = (
     "ctime_ns",
     "companions",
     "content",
-    "carried",
     "step",
     "run",
     "absence",
 )
+_ABSENCE = pa.schema([(name, pa.string()) for name in ("input", "absence", "before")])
+_WITHDRAWN, _PRESENT = pa.scalar(WITHDRAWN, pa.string()), pa.scalar(None, pa.string())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Plan:
     Attributes:
         pending: One row per input to execute: `position` (its row in the manifest), `input`, `size`
             (bytes, -1 if there is no such file), `mtime_ns`, `etag` and `reason` (one of REASONS).
-        withdrawn: `input` and `input_id` of the recorded inputs that the manifest no longer lists.
+        withdrawn: The recorded inputs that the manifest no longer lists.
         touched: Inputs whose time changed while their content stayed the same.
         adopted: Inputs whose outputs an earlier version of the step's code made. The user accepts
             them for the present code.
@@ -57,7 +57,7 @@ class Plan:
     """
 
     pending: pa.Table
-    withdrawn: pa.Table
+    withdrawn: pa.ChunkedArray
     touched: pa.Array
     adopted: pa.Array
     unreadable: pa.Array
@@ -93,7 +93,8 @@ def make_plan(
 
     Args:
         manifest: The checked manifest.
-        records: The ledger's records, with at least PLANNED_COLUMNS.
+        records: The ledger's records, with at least PLANNED_COLUMNS. If the step takes rows, also
+            `carried`.
         criteria: The rules of the decision.
         matched: The result of `match_records`, if it was already called.
 
@@ -114,18 +115,18 @@ def make_plan(
     is_pending = pc.is_in(reason, value_set=pa.array(REASONS))
     is_done = pc.invert(is_pending)
     is_touched = pc.and_(decided["is_touched"], is_done)
-    withdrawn = _withdrawn(records, matched.rows, manifest)
+    withdrawn, young = _unlisted(records, matched.rows, manifest)
     has_other_step = pc.not_equal(decided["step"], criteria.step_identity)
     counted = count_values(reason)
     resolved = pc.if_else(is_unreadable, MISSING, decided["outcome"])
     planned = manifest.inputs.append_column("position", pa.array(np.arange(len(manifest))))
     return Plan(
         pending=select(planned.append_column("reason", reason), is_pending),
-        withdrawn=withdrawn.select(["input", "input_id"]),
+        withdrawn=withdrawn["input"],
         touched=_chosen(names, is_touched),
         adopted=_chosen(names, is_adopted),
         unreadable=_chosen(names, is_unreadable),
-        absences=_absences(names, decided["absence"], is_unreadable, withdrawn),
+        absences=_absences(names, decided["absence"], is_unreadable, withdrawn, young),
         counts={
             **{name: counted[name] for name in (*REASONS, "quarantined", "unchanged")},
             "withdrawn": len(withdrawn),
@@ -148,13 +149,18 @@ def match_records(records: pa.Table, inputs: pa.Table) -> Matched:
     return Matched(rows, take(records, rows))
 
 
-def _withdrawn(known: pa.Table, record_rows: pa.Array, manifest: Manifest) -> pa.Table:
-    """Return the records of inputs that the manifest no longer lists."""
+def _unlisted(
+    known: pa.Table, record_rows: pa.Array, manifest: Manifest
+) -> tuple[pa.Table, pa.Table]:
+    """Return the records of inputs that the manifest no longer lists, and of those too young.
+
+    A file that was left out because it is too young still exists.
+    """
     is_listed = np.zeros(len(known), bool)
     is_listed[record_rows.drop_null().to_numpy()] = True
     unlisted = select(known, ~is_listed)
-    # A file that was left out because it is too young still exists.
-    return unlisted.filter(pc.invert(pc.is_in(unlisted["input"], value_set=manifest.too_young)))
+    is_young = pc.is_in(unlisted["input"], value_set=manifest.too_young)
+    return unlisted.filter(pc.invert(is_young)), unlisted.filter(is_young)
 
 
 def _absences(
@@ -162,15 +168,18 @@ def _absences(
     before: pa.ChunkedArray,
     is_unreadable: pa.ChunkedArray,
     withdrawn: pa.Table,
+    young: pa.Table,
 ) -> pa.Table:
     """Return `input` and `absence` of the records whose absence has changed."""
     absence = pc.if_else(is_unreadable, MISSING, pa.scalar(None, pa.string()))
-    listed = pa.table([names, absence, before], ["input", "absence", "before"])
-    unlisted = pa.table(
-        [withdrawn["input"], pa.repeat(WITHDRAWN, len(withdrawn)), withdrawn["absence"]],
-        ["input", "absence", "before"],
-    )
-    both = pa.concat_tables([listed, unlisted])
+    tables = [
+        pa.table([names, absence, before], schema=_ABSENCE),
+        *(
+            pa.table([one["input"], pa.repeat(now, len(one)), one["absence"]], schema=_ABSENCE)
+            for one, now in ((withdrawn, _WITHDRAWN), (young, _PRESENT))
+        ),
+    ]
+    both = pa.concat_tables(tables)
     has_changed = pc.not_equal(both["absence"].fill_null(""), both["before"].fill_null(""))
     return select(both.select(["input", "absence"]), has_changed)
 

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_output
 from batchmill.ledger.proofs import Adoption
+from batchmill.ledger.state import State
 from batchmill.manifest import Manifest, ManifestLike, load_manifest
 from batchmill.manifest.records import listed_manifest
 from batchmill.partitions.record import Assignment
@@ -50,7 +51,8 @@ class Prepared:
         step: Its step.
         ledger: The dataset's ledger.
         plan: The plan.
-        ledger_state: The ledger's state before the manifest was read. The plan is based on it.
+        state: The state that the plan is based on.
+        changes: The changes of the ledger before the manifest was read.
         forced_after: The last run whose outcomes a forced run ignores. None without `--force`.
         step_changes: The differences from the step of the earlier records, one line each.
         assignment: The partition of each input, to record. None without partitions.
@@ -63,7 +65,8 @@ class Prepared:
     step: Step
     ledger: Ledger
     plan: Plan
-    ledger_state: Sequence[str]
+    state: State
+    changes: Sequence[str]
     step_changes: Sequence[str]
     forced_after: int | None = None
     assignment: Assignment | None = None
@@ -132,9 +135,9 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
     if listed is None:
         check_other_place(job, job.manifest)
     ledger = open_output(job.output)
-    # The state is read before the manifest. Otherwise another run could record inputs that are
-    # missing in this manifest, and the change of state would not be noticed.
-    state = ledger.state()
+    # This is read before the manifest. Otherwise another run could record inputs that are missing
+    # in this manifest, and the change would not be noticed.
+    changes = ledger.changes()
     # The manifest is read before the step, so that a rejected job imports no user code.
     manifest = _read_manifest(job, listed)
     check_other_place(job, manifest.dataset)
@@ -145,7 +148,7 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
     check_confinement(job, step)
     check_concurrency(job, step)
     load_schemas(job.options.failures.expect, job.search)
-    return _plan(job, manifest, step, ledger, state)
+    return _plan(job, manifest, step, ledger, changes)
 
 
 def forecast_for(prepared: Prepared, inputs: pa.Table) -> Forecast | None:
@@ -160,6 +163,7 @@ def forecast_for(prepared: Prepared, inputs: pa.Table) -> Forecast | None:
     """
     return make_forecast(
         prepared.ledger,
+        prepared.state,
         prepared.step.identity,
         inputs["size"].to_numpy(),
         is_remote=is_url(prepared.manifest.root),
@@ -173,26 +177,25 @@ def plan_again(prepared: Prepared, *, always: bool = False) -> Prepared:
     again, unless it was saved from a list. Raises the errors of `prepare`.
     """
     job, ledger = prepared.job, prepared.ledger
-    state = ledger.state()
-    if state == prepared.ledger_state and not always:
+    changes = ledger.changes()
+    if changes == prepared.changes and not always:
         return prepared
     is_list = job.manifest == listed_manifest(job.output)
     manifest = prepared.manifest if is_list else _read_manifest(job)
-    return _plan(job, manifest, prepared.step, ledger, state, prepared.change_check)
+    return _plan(job, manifest, prepared.step, ledger, changes, prepared.change_check)
 
 
 def plan_with(prepared: Prepared, check: ChangeCheck) -> Prepared:
     """Plan again with the result of `--verify-change`. If it is equal, outcomes are adopted."""
     return _plan(
-        prepared.job, prepared.manifest, prepared.step, prepared.ledger, prepared.ledger_state,
-        check,
+        prepared.job, prepared.manifest, prepared.step, prepared.ledger, prepared.changes,
+        check, prepared.state,
     )  # fmt: skip
 
 
 def code_changes(prepared: Prepared) -> ChangeCheck:
     """Return the earlier versions of the step that differ only in their code, or why none does."""
-    records = prepared.ledger.records(["step", "outcome"])
-    steps, reason = EarlierSteps(prepared.ledger, records).versions_of(prepared.step)
+    steps, reason = EarlierSteps(prepared.ledger, prepared.state).versions_of(prepared.step)
     return ChangeCheck(steps=frozenset(steps), reason=reason)
 
 
@@ -215,16 +218,18 @@ def _plan(
     manifest: Manifest,
     step: Step,
     ledger: Ledger,
-    state: Sequence[str],
+    changes: Sequence[str],
     check: ChangeCheck | None = None,
+    state: State | None = None,
 ) -> Prepared:
     step = fitted(step, manifest)
     step.check_input_kind(is_folder=job.is_over_folders)
     with ThreadPoolExecutor(1) as pool:
         listed = pool.submit(ledger.released)
-        records = ledger.records(PLANNED_COLUMNS)
+        state = state or ledger.state()
+        records = state.records([*PLANNED_COLUMNS, *(["carried"] if step.takes_rows else [])])
     released = listed.result()
-    options, earlier = job.options.run, EarlierSteps(ledger, records)
+    options, earlier = job.options.run, EarlierSteps(ledger, state)
     if not options.replace_step:
         earlier.check_same(job)
     matched = match_records(records, manifest.inputs)
@@ -243,7 +248,7 @@ def _plan(
             takes_rows=step.takes_rows,
             released=released,
             changes=file_changes,
-            below_limits=inputs_below_limits(ledger, records, job.options.failures),
+            below_limits=inputs_below_limits(ledger, state, job.options.failures),
             forced_after=forced_after,
             adopted_steps=adopted,
         ),
@@ -256,16 +261,17 @@ def _plan(
     division = Division(manifest)
     if job.partitioning:
         # These recorded rows are replaced or withdrawn, so they need no check.
-        unchecked = [*plan.pending["input"].chunks, *plan.withdrawn["input"].chunks]
-        check_rows(ledger, pa.chunked_array(unchecked, pa.string()))
-        division = divide_manifest(ledger, records, manifest, job.partitioning)
+        unchecked = [*plan.pending["input"].chunks, *plan.withdrawn.chunks]
+        check_rows(state.not_of(pa.chunked_array(unchecked, pa.string())))
+        division = divide_manifest(ledger, state, manifest, job.partitioning)
     return Prepared(
         job=job,
         manifest=division.manifest,
         step=step,
         ledger=ledger,
         plan=plan,
-        ledger_state=state,
+        state=state,
+        changes=changes,
         step_changes=earlier.changes(step, plan),
         forced_after=forced_after,
         assignment=division.assignment,

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from batchmill.digests import input_id
 from batchmill.layout import PACKS
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.parts import addresses_of
+from batchmill.ledger.outputs import addresses_of
 from batchmill.manifest import Manifest
 from batchmill.manifest.companions import companion_rows
 from batchmill.options.failure_policy import FailurePolicy
@@ -181,10 +181,14 @@ def partitions_of(prepared: Prepared) -> dict[str, int]:
 
 def read_spec(ledger: Ledger, run: int) -> RunSpec:
     """Read the settings that all shards of a run share."""
-    values = PlanFile(ledger, run).settings()
+    return spec_of(PlanFile(ledger, run).settings())
+
+
+def spec_of(values: Mapping[str, Any]) -> RunSpec:
+    """Return the settings of a run, as its plan and its snapshot have them."""
     how, confinement = values.get("partitioning"), values.get("confinement")
     return RunSpec(
-        **values
+        **dict(values)
         | {
             "policy": FailurePolicy(**values["policy"]),
             "partitioning": how and Partitioning(**how),
@@ -224,7 +228,10 @@ def input_places(spec: RunSpec, names: pa.Array) -> pa.Array:
     source = Ledger(open_store(spec.root))
     if PACKS not in source.store.names(""):
         return names
-    return pc.coalesce(addresses_of(names, source.all_records(["outputs"])), names)
+    versions = (one for one in source.snapshots.versions() if one.number == spec.source_version)
+    version = next(versions, None)
+    state = source.read_state(version) if version else source.state()
+    return pc.coalesce(addresses_of(names, state.records(["outputs"])), names)
 
 
 def carried_rows(inputs: pa.Table) -> list[dict[str, Any]]:

@@ -18,14 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.parts import listed_records
+from batchmill.ledger.state import OK, State, as_shown
 from batchmill.outcome import one_line
 from batchmill.planning.run_spec import RunSpec
 from batchmill.security.redaction import without_secrets
 from batchmill.sizes import counted, readable_size
 from batchmill.storage.addresses import parse_address
-from batchmill.storage.large_tables import select
 from batchmill.urls import join, last_part
 
 _COLUMNS = (
@@ -162,20 +160,19 @@ class _Members:
             self.smallest = record
 
 
-def read_failures(ledger: Ledger, spec: RunSpec | None = None) -> Failures:
+def read_failures(state: State, spec: RunSpec | None = None) -> Failures:
     """Read the inputs of the last manifest that are not ok, and group them.
 
     Equal records have equal numbers of groups, in every process.
 
     Args:
-        ledger: The dataset's ledger.
+        state: The dataset's state.
         spec: The settings of the last run, for the commands. None: the groups have no commands.
     """
-    records = ledger.records({*_COLUMNS, *_USED, "absence", "run"})
     # Most records are those of inputs that are ok.
-    is_odd = pc.or_(pc.not_equal(records["outcome"], "ok"), pc.is_valid(records["absence"]))
-    records = listed_records(select(records, is_odd))
-    records = records.filter(pc.not_equal(records["outcome"], "ok")).sort_by("input")
+    is_odd = pc.or_(pc.not_equal(state.table["outcome"], OK), pc.is_valid(state.table["absence"]))
+    odd = state.select(is_odd).listed()
+    records = as_shown(odd.records([*_COLUMNS, *_USED, "absence", "run"])).sort_by("input")
     found: dict[_Key, _Members] = {}
     batches = records.select(list(_USED)).to_batches(max_chunksize=_CHUNK)
     dicts = (record for batch in batches for record in batch.to_pylist())
@@ -289,7 +286,9 @@ def try_command(spec: RunSpec, record: Mapping[str, Any]) -> str:
     if spec.folders:
         words += ["--input-kind", "folder"]
     row = json.loads(record["carried"])
-    files = {column: join(spec.root, row[column]) for column in spec.file_columns if row[column]}
+    files = {
+        column: join(spec.root, row[column]) for column in spec.file_columns if row.get(column)
+    }
     row = {key: row[key] for key in row if spec.takes_rows and key not in spec.file_columns}
     for option, values in (("--param", spec.params), ("--row", row), ("--file", files)):
         for name, value in values.items():

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.layout import MORE_COLUMNS, OUTPUT_COLUMN, PARTITION_COLUMN
-from batchmill.ledger.published_tables import TableMetadata
+from batchmill.ledger.table_metadata import TableMetadata
 from batchmill.manifest import Manifest
 from batchmill.manifest.arrow_columns import tensors_as_lists
 from batchmill.publishing.declared_columns import as_vectors, declared_array

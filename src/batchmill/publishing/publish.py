@@ -1,12 +1,11 @@
-"""Publish a dataset's tables if its records or its manifest changed.
+"""Publish a dataset's tables if its state or its manifest changed.
 
 They are metadata.parquet, metadata.csv and failures.csv.
 """
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,25 +16,19 @@ import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
 from batchmill.digests import digest
-from batchmill.layout import (
-    FAILURES_CSV,
-    METADATA,
-    METADATA_CSV,
-    PARTITION_COLUMN,
-    PUBLISHED,
-    RELEASED,
-)
+from batchmill.layout import FAILURES_CSV, METADATA, METADATA_CSV, PARTITION_COLUMN
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.parts import has_result
-from batchmill.ledger.published_tables import PublishedRecord, read_published_record
-from batchmill.ledger.versions import Version
+from batchmill.ledger.snapshots import Snapshot
+from batchmill.ledger.state import State, has_result
 from batchmill.manifest import Manifest
-from batchmill.partitions.record import last_assignment, name_of_last
-from batchmill.planning.run_spec import RunSpec, read_spec
+from batchmill.partitions.record import Assignment, write_assignment
+from batchmill.planning.plan_file import PlanFile
+from batchmill.planning.prepare import Prepared
+from batchmill.planning.run_spec import spec_of
 from batchmill.publishing.failure_groups import read_failures
 from batchmill.publishing.metadata_table import for_csv, metadata_table
 from batchmill.publishing.table_check import check_table
-from batchmill.storage import Store, in_threads
+from batchmill.storage import Store, if_exists, in_threads
 from batchmill.storage.fingerprints import HashingFile
 from batchmill.storage.large_tables import slices, take
 from batchmill.storage.name_search import rows_of
@@ -50,71 +43,91 @@ class Tables(NamedTuple):
     failures: pa.Table
 
 
-def publish_changes(ledger: Ledger, manifest: Manifest) -> str:
-    """Publish the tables of a dataset, unless they are up to date or break an expectation.
+def publish_changes(prepared: Prepared, run: int) -> str:
+    """Publish the tables of a dataset, and record the state that a run leaves.
+
+    Tables that are up to date are not written again. If they break an expectation, the published
+    ones stay as they are. Without any change, nothing is written.
+
+    Args:
+        prepared: The job of the run, with the state that the run leaves.
+        run: The number of the run.
 
     Returns:
-        Why the last run may not publish its tables. Then the published tables stay as they are.
-        Empty if the tables are up to date now.
+        Why the run published nothing. Empty if the tables are up to date now.
     """
-    store = ledger.store
-    run = max(ledger.runs(), default=0)
-    spec = read_spec(ledger, run)
-    made_of = _made_of(ledger, manifest, spec.declared)
-    before = read_published_record(store)
-    if before and before.made_of == made_of and before.matches(store):
-        # The expectations of this run may be others.
-        reason = ""
-        if spec.policy.expect:
-            with store.open(METADATA) as file:
-                reason = check_table(pq.read_table(file), spec, ledger)
-        if not reason and before.run != run:
-            # An earlier run was killed, or published nothing. This run has checked its files.
-            replace(before, run=run).write(store)
-        return reason
-    made = make_tables(ledger, manifest, spec.declared)
+    ledger, store, manifest = prepared.ledger, prepared.ledger.store, prepared.manifest
+    settings = PlanFile(ledger, run).settings()
+    spec, last = spec_of(settings), ledger.snapshots.last()
+    version = ledger.snapshots.last_version()
+    state = prepared.state.file or ledger.write_state(run, prepared.state)
+    now = Snapshot(
+        number=run,
+        created=time.time(),
+        state=state,
+        shown=0,
+        step=spec.identity,
+        settings=settings,
+        made_of=_made_of(prepared, state["content"], spec.declared),
+        tables=last.tables if last else {},
+        assignment=last.assignment if last else "",
+        adoptions=_adoptions(prepared, run, last),
+    )
+    is_same = last is not None and (last.made_of, last.origin) == (now.made_of, now.origin)
+    is_same = is_same and (not now.assignment or store.exists(now.assignment))
+    if version and last and is_same and last.shown and _are_whole(ledger, last, version):
+        with store.open(METADATA) as file:  # The expectations of this run may be others.
+            return check_table(pq.read_table(file), spec, ledger) if spec.policy.expect else ""
+    made = make_tables(prepared.state, manifest, spec.declared, prepared.assignment)
     reason = check_table(made.metadata, spec, ledger)
     if reason:
+        if not prepared.state.file:
+            ledger.snapshots.record(now)
         return reason
-    # The record is deleted first. If the process stops now, the next run publishes again.
-    if before:
-        store.delete(PUBLISHED)
     tables = write_tables(store, made)
-    _add_version(ledger, spec, tables)
-    PublishedRecord(run=run, made_of=made_of, tables=tables).write(store)
+    if prepared.assignment:
+        now = replace(now, assignment=write_assignment(ledger, run, prepared.assignment))
+    now = replace(now, shown=run, tables=tables)
+    if version and _is_equal(version, now):
+        now = replace(now, shown=version.number)
+    store.copy(METADATA, ledger.snapshots.table_name(now.shown))
+    ledger.snapshots.record(now)
     return ""
 
 
-def _add_version(ledger: Ledger, spec: RunSpec, tables: Mapping[str, Mapping[str, Any]]) -> None:
-    """Record the published tables as a version, unless they are those of the last version."""
-    version = Version(
-        number=spec.run,
-        created=time.time(),
-        rows=tables[METADATA]["rows"],
-        failed=tables[FAILURES_CSV]["rows"],
-        step=spec.identity,
-        table=tables[METADATA]["content"],
-    )
-    last = ledger.versions.read_all()[-1:]
-    if [(one.table, one.failed) for one in last] != [(version.table, version.failed)]:
-        ledger.versions.add(version, METADATA)
+def _are_whole(ledger: Ledger, last: Snapshot, version: Snapshot) -> bool:
+    """Return whether the tables of the dataset, and that of the version, are as recorded."""
+    own = if_exists(ledger.store.content_of, ledger.snapshots.table_name(version.number))
+    return own == version.table and last.matches(ledger.store)
 
 
-def _made_of(ledger: Ledger, manifest: Manifest, declared: Mapping[str, str]) -> str:
-    """Return a hash of everything that the tables depend on."""
+def _is_equal(version: Snapshot, now: Snapshot) -> bool:
+    """Return whether a run has published what the last version has."""
+    names = ("table", "failed", "origin")
+    return all(getattr(version, name) == getattr(now, name) for name in names)
+
+
+def _adoptions(prepared: Prepared, run: int, last: Snapshot | None) -> list[dict[str, Any]]:
+    """Return the results of earlier code that are in use after a run."""
+    oldest = pc.min(prepared.state.table["run"]).as_py()
+    # Results that were executed again later have the number of that run.
+    stay = [dict(one) for one in (last.adoptions if last else ()) if oldest and oldest < one["run"]]
+    now = prepared.adoption(run)
+    return [*stay, *([asdict(now)] if now else [])]
+
+
+def _made_of(prepared: Prepared, state: str, declared: Mapping[str, str]) -> str:
+    """Return a hash of everything that a version depends on. `state` is the hash of the state."""
+    manifest, assignment = prepared.manifest, prepared.assignment
     columns = [manifest.inputs["input"], *manifest.manifest_columns.columns]
     names = ["the input", *manifest.manifest_columns.column_names]
     if manifest.partition is not None:
         columns, names = [*columns, manifest.partition], [*names, "its partition"]
     table = pa.Table.from_arrays(columns, names)
-    # The run deletes earlier assignments after the publication.
-    with ThreadPoolExecutor(ledger.store.threads) as pool:
-        last = pool.submit(name_of_last, ledger)
-        released = pool.submit(ledger.store.names, RELEASED)
-        state = [*ledger.part_names(), *released.result(), *filter(None, [last.result()])]
-    state += manifest.too_young.to_pylist()
     types = [f"{name}:{kind}" for name, kind in declared.items()]
-    return digest("tables", VERSION, *state, _hash(table), *types)
+    young = manifest.too_young.to_pylist()
+    divided = [str(assignment.partitioning), _hash(assignment.rows)] if assignment else []
+    return digest("tables", VERSION, state, *young, _hash(table), *types, *divided)
 
 
 def _hash(table: pa.Table) -> str:
@@ -127,9 +140,12 @@ def _hash(table: pa.Table) -> str:
 
 
 def make_tables(
-    ledger: Ledger, manifest: Manifest, declared: Mapping[str, str] | None = None
+    state: State,
+    manifest: Manifest,
+    declared: Mapping[str, str] | None = None,
+    assignment: Assignment | None = None,
 ) -> Tables:
-    """Make a dataset's tables from its ledger.
+    """Make a dataset's tables from its state.
 
     `metadata` has one row per row that the step returned: `input`, `output`, `partition` (with
     partitions only), the manifest's columns and the step's columns. Rows are in the manifest's
@@ -140,34 +156,35 @@ def make_tables(
     files of a row. `failures.csv` has one row per input that is not ok.
 
     Args:
-        ledger: The ledger.
+        state: The state.
         manifest: The manifest of the last run.
         declared: The Arrow type of each column that has one, as in `DeclaredRows.columns`.
+        assignment: The partitions of the inputs. None without partitions.
 
     Returns:
         The tables by name.
     """
-    records = ledger.records(["input", "outcome", "rows", "outputs", "result_run"])
-    position = rows_of(records["input"], manifest.inputs["input"])
+    position = rows_of(state.names, manifest.inputs["input"])
     # A file that is too young is no withdrawn input. It has no other columns.
-    is_young = pc.is_in(records["input"], value_set=manifest.too_young)
-    records = records.append_column("position", position)
-    is_shown = pc.and_(pc.or_(pc.is_valid(position), is_young), has_result(records))
-    records = take(records, _in_order(records, np.flatnonzero(np.asarray(is_shown))))
+    is_young = pc.is_in(state.names, value_set=manifest.too_young)
+    is_shown = pc.and_(pc.or_(pc.is_valid(position), is_young), has_result(state.table))
+    records = state.select(is_shown).records(["input", "rows", "outputs", "result_run"])
+    records = records.append_column("position", position.filter(is_shown.combine_chunks()))
+    records = take(records, _in_order(records))
     if manifest.partition is not None:
-        records = records.append_column(PARTITION_COLUMN, _assigned(ledger, records["input"]))
+        records = records.append_column(PARTITION_COLUMN, _assigned(assignment, records["input"]))
     metadata = metadata_table(records, manifest, declared or {})
-    return Tables(metadata, read_failures(ledger).table)
+    return Tables(metadata, read_failures(state).table)
 
 
-def _in_order(records: pa.Table, rows: np.ndarray) -> pa.Array:
+def _in_order(records: pa.Table) -> pa.Array:
     """Sort rows by position. Those without one are at the end, sorted by input."""
-    position = records["position"].fill_null(-1).to_numpy()[rows]
-    young = rows[position < 0]
+    position = records["position"].fill_null(-1).to_numpy()
+    young = np.flatnonzero(position < 0)
     names = records["input"].take(pa.array(young))
     young = young[pc.sort_indices(names).to_numpy()]
-    listed = rows[position >= 0]
-    return pa.array(np.append(listed[np.argsort(position[position >= 0])], young))
+    listed = np.flatnonzero(position >= 0)
+    return pa.array(np.append(listed[np.argsort(position[listed])], young))
 
 
 def write_tables(store: Store, tables: Tables) -> dict[str, dict[str, Any]]:
@@ -190,12 +207,12 @@ def _write_csv(table: pa.Table, file: HashingFile) -> None:
     pcsv.write_csv(for_csv(table), file)
 
 
-def _assigned(ledger: Ledger, names: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the recorded partition of each input."""
-    last = last_assignment(ledger)
-    if last is None:
+def _assigned(assignment: Assignment | None, names: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the partition of each input."""
+    if assignment is None:
         return pa.chunked_array([pa.nulls(len(names), pa.string())])
-    return last.rows[PARTITION_COLUMN].take(rows_of(names, last.rows["input"]))
+    rows = assignment.rows
+    return rows[PARTITION_COLUMN].take(rows_of(names, rows["input"]))
 
 
 def _write(

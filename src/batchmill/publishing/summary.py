@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from shlex import quote
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.parts import MISSING, with_inputs
+from batchmill.ledger.outputs import listed_outputs
+from batchmill.ledger.proofs import Adoption
+from batchmill.ledger.state import MISSING, State
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import KINDS, one_line
 from batchmill.planning.decisions import UNREADABLE
@@ -95,29 +98,31 @@ class Summary:
         return f"{text}, {self.unsampled:,} outside the sample" if self.unsampled else text
 
 
-def summarise(ledger: Ledger, run: int, found: Failures | None = None) -> Summary:
+def summarise(
+    ledger: Ledger, run: int, state: State | None = None, found: Failures | None = None
+) -> Summary:
     """Return the summary of a run. The run may still be active, or may have been killed.
 
     Args:
         ledger: The dataset's ledger.
         run: The number of the run.
+        state: The state of the dataset, if it has been read already.
         found: The failed inputs of the dataset, if they have been read already.
     """
     spec = read_spec(ledger, run)
     with ThreadPoolExecutor(ledger.store.threads) as pool:
         summary = pool.submit(ledger.read_summary, run)
         names = pool.submit(PlanFile(ledger, run).names)
-        records = ledger.records(["input", "outcome", "attempts", "absence"], run=run)
+        state = state or ledger.state()
+        records = state.of_run(run).records(["input", "outcome", "attempts", "absence"])
         ended, planned = summary.result() or {}, names.result()
-    # A run also records inputs that it did not plan, if it removes their earlier results.
-    records = with_inputs(records, planned)
     outcomes = count_values(records["outcome"])
     outcomes.update(spec.resolved)
     # Their results are of an earlier run.
     vanished = count_values(records["absence"])[MISSING]
     outcomes.update(ok=-vanished, missing=vanished)
     if found is None and sum(outcomes.values()) > outcomes["ok"]:
-        found = read_failures(ledger, spec)
+        found = read_failures(state, spec)
     return Summary(
         run=run,
         inputs=spec.inputs,
@@ -140,10 +145,9 @@ def summarise(ledger: Ledger, run: int, found: Failures | None = None) -> Summar
 
 def adoption_lines(ledger: Ledger) -> list[str]:
     """Return a line for each run that kept results of earlier code which are still in use."""
-    adoptions = list(ledger.adoptions.read_all())
-    # Results that were executed again later have the number of that run.
-    oldest = pc.min(ledger.records(["run"])["run"]).as_py() if adoptions else None
-    return [f"run {one.run}: {one.text}" for one in adoptions if oldest and oldest < one.run]
+    last = ledger.snapshots.last()
+    adoptions = [Adoption(**one) for one in (last.adoptions if last else ())]
+    return [f"run {one.run}: {one.text}" for one in adoptions]
 
 
 def proof_lines(ledger: Ledger) -> list[str]:
@@ -158,13 +162,13 @@ class Contents(NamedTuple):
     bytes: int
 
 
-def count_contents(ledger: Ledger) -> Contents:
-    """Return the number and size of the output files that the ledger names."""
-    files = ledger.records(["outputs"])["outputs"].combine_chunks().flatten()
-    return Contents(len(files), pc.sum(files.field("size")).as_py() or 0)
+def count_contents(state: State) -> Contents:
+    """Return the number and size of the output files that a state names."""
+    sizes = pc.struct_field(listed_outputs(state.records(["outputs"])), "size")
+    return Contents(len(sizes), pc.sum(sizes).as_py() or 0)
 
 
-def count_released(ledger: Ledger) -> int:
+def count_released(ledger: Ledger, state: State) -> int:
     """Return the number of inputs with a requested retry that have not run since.
 
     `batchmill retry` and `verify --repair` request retries.
@@ -172,7 +176,7 @@ def count_released(ledger: Ledger) -> int:
     released = ledger.released()
     if not released:
         return 0
-    records = ledger.records(["input", "run"])
+    records = state.of(pa.array([*released], pa.string())).records(["input", "run"])
     pairs = zip(records["input"].to_pylist(), records["run"].to_pylist(), strict=True)
     return sum(run <= released.get(name, 0) for name, run in pairs)
 

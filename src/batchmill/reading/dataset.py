@@ -27,7 +27,7 @@ from batchmill.reading.files import (
     open_fetched,
 )
 from batchmill.reading.mapped import MappedTable, map_table
-from batchmill.reading.published import check_kept, last_spec, read_published
+from batchmill.reading.published import check_kept, read_published
 from batchmill.reading.sample import sample_type
 from batchmill.reading.selection import (
     LABEL,
@@ -98,7 +98,7 @@ def open_dataset(
     )
     published = read_published(dataset, selection.needed, version=version, stale=stale)
     check_columns(published.columns, selection)
-    samples = make_samples(published.table, selection, published.added)
+    samples = make_samples(published, selection)
     if not len(samples.table):
         raise OptionError(
             f"{dataset}: has no sample to open. Check the selection, and list its failed inputs: "
@@ -112,7 +112,9 @@ def open_dataset(
         files = samples.table[name].combine_chunks()
         files = files.filter(pc.not_equal(files, ""))
         choose_load(None, one_of_each_suffix(files), dataset)  # Raises for an unknown suffix.
-    root = _input_root(dataset, places[0].as_py()) if samples.are_inputs and len(places) else None
+    root = None
+    if samples.are_inputs and len(places):
+        root = _input_root(dataset, published.spec.root, places[0].as_py())
     table = map_table(samples.table, partial(_table_again, selection, published.content))
     return SampleDataset(selection, published.content, table, root, chosen, transform, further)
 
@@ -123,12 +125,11 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
 
 def _table_again(selection: Selection, content: str) -> pa.Table:
     published = read_published(selection.dataset, selection.needed, content, stale=selection.stale)
-    return make_samples(published.table, selection, published.added).table
+    return make_samples(published, selection).table
 
 
-def _input_root(dataset: str, name: str) -> str:
+def _input_root(dataset: str, root: str, name: str) -> str:
     """Return the root of the inputs. Raises OptionError if the first input is missing."""
-    root = last_spec(dataset).root
     first = join(root, name)
     if parse_address(name):
         is_there = next(iter(open_store(root).sizes([name]))) is not None

@@ -1,7 +1,8 @@
-"""Read the published table of a dataset, and the root of its inputs."""
+"""Read the published tables of a dataset."""
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -11,10 +12,11 @@ import pyarrow.parquet as pq
 
 from batchmill.errors import OptionError, StoreError
 from batchmill.layout import METADATA
-from batchmill.ledger.open import last_run, open_ledger
-from batchmill.ledger.published_tables import TableMetadata, read_published_record
-from batchmill.ledger.versions import Versions
-from batchmill.planning.run_spec import RunSpec, read_spec
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.open import open_ledger
+from batchmill.ledger.snapshots import Snapshot
+from batchmill.ledger.table_metadata import TableMetadata
+from batchmill.planning.run_spec import RunSpec, spec_of
 from batchmill.storage import Store, is_url, remote
 from batchmill.storage.fingerprints import hash_file
 from batchmill.storage.large_tables import SLICE_ROWS, collected
@@ -33,14 +35,24 @@ class Published(NamedTuple):
     Attributes:
         table: Some columns.
         columns: The names of all columns.
-        content: The hash of the file.
+        version: The version.
         added: The columns that batchmill has added.
     """
 
     table: pa.Table
     columns: list[str]
-    content: str
+    version: Snapshot
     added: TableMetadata
+
+    @property
+    def content(self) -> str:
+        """The hash of the table."""
+        return self.version.table
+
+    @property
+    def spec(self) -> RunSpec:
+        """The settings of the run that published it, such as the root of its inputs."""
+        return spec_of(self.version.settings)
 
 
 def read_published(
@@ -67,15 +79,21 @@ def read_published(
         OptionError: There is no dataset or no table yet, or the version was removed.
         StoreError: The table cannot be read, or differs from the table that a run published.
     """
-    store = open_ledger(dataset).store
-    versions = Versions(store)
-    if content:
-        published = _read_content(dataset, store, columns, content)
-    elif version is not None:
-        found = versions.find(version)
-        published = _read(dataset, store, versions.table_name(found.number), columns, found.table)
+    ledger = open_ledger(dataset)
+    snapshots = ledger.snapshots
+    read = partial(_read, ledger, columns=columns)
+    if content or version is not None:
+        found = snapshots.with_table(content) if content else snapshots.find(version or "")
+        if found is None:
+            raise OptionError(f"{dataset}: {_REMOVED}")
+        published = read(found)
+    elif (last := snapshots.read_last(read)) is not None:
+        published = last
     else:
-        published = _read_last(dataset, store, columns)
+        raise OptionError(
+            f"{dataset}: has no {METADATA} yet, because a run writes it at its end. Complete a run "
+            "first."
+        )
     column = published.added.stale
     if column and not stale:
         fresh = published.table.filter(pc.invert(published.table[column]))
@@ -85,33 +103,6 @@ def read_published(
     return published
 
 
-def _read_last(dataset: str, store: Store, columns: Collection[str] | None) -> Published:
-    # The record is read before the table. A run deletes the record before it replaces the table.
-    record = read_published_record(store)
-    published = _read(dataset, store, METADATA, columns)
-    recorded = record.tables.get(METADATA) if record else None
-    is_other = recorded is not None and recorded["content"] != published.content
-    if record and is_other and read_published_record(store) == record:
-        raise StoreError(
-            store.url_of(METADATA),
-            f"differs from the table that run {record.run} published. Run the job again, which "
-            "writes the table again.",
-        )
-    return published
-
-
-def _read_content(
-    dataset: str, store: Store, columns: Collection[str] | None, content: str
-) -> Published:
-    """Read the table with a hash: the last one, or that of an earlier version."""
-    versions = Versions(store)
-    numbers = [version.number for version in versions.read_all() if version.table == content]
-    for name in (*map(versions.table_name, numbers), METADATA):
-        with suppress(StoreError, OptionError):
-            return _read(dataset, store, name, columns, content)
-    raise OptionError(f"{dataset}: {_REMOVED}")
-
-
 def check_kept(dataset: str, content: str) -> None:
     """Raise StoreError if the version that has a table was removed.
 
@@ -119,23 +110,16 @@ def check_kept(dataset: str, content: str) -> None:
         dataset: The dataset's path or URL.
         content: The hash of the table.
     """
-    store = open_ledger(dataset).store
-    record = read_published_record(store)
-    kept = {version.table for version in Versions(store).read_all()}
-    if record:  # A dataset of an older batchmill has no versions yet.
-        kept.add(record.tables[METADATA]["content"])
-    if kept and content not in kept:
+    if open_ledger(dataset).snapshots.with_table(content) is None:
         raise StoreError(dataset, _REMOVED)
 
 
-def _read(
-    dataset: str, store: Store, name: str, columns: Collection[str] | None, content: str = ""
-) -> Published:
-    """Read a table by its name, and check its hash if `content` is given."""
-    place = store.url_of(name)
-    with _opened(store, dataset, name) as file:
-        found = hash_file(file)
-        if content and found != content:
+def _read(ledger: Ledger, version: Snapshot, columns: Collection[str] | None) -> Published:
+    """Read the table of a version, and check its hash."""
+    name = ledger.snapshots.table_name(version.number)
+    place = ledger.store.url_of(name)
+    with _opened(ledger.store, name) as file:
+        if hash_file(file) != version.table:
             raise StoreError(place, "differs from the table that was published.")
         file.seek(0)
         try:
@@ -157,24 +141,13 @@ def _read(
             raise StoreError(
                 place, f"cannot be read ({error}). Run the same command again."
             ) from error
-    return Published(table, names, found, added)
-
-
-def last_spec(dataset: str) -> RunSpec:
-    """Return the settings of a dataset's last run, such as the root of its inputs."""
-    ledger = open_ledger(dataset)
-    return read_spec(ledger, last_run(ledger, dataset))
+    return Published(table, names, version, added)
 
 
 @contextmanager
-def _opened(store: Store, dataset: str, name: str) -> Iterator[BinaryIO]:
+def _opened(store: Store, name: str) -> Iterator[BinaryIO]:
     """Open a table. A remote table is fetched first, because it is read twice."""
     place = store.url_of(name)
-    if not store.exists(name):
-        raise OptionError(
-            f"{dataset}: has no {name} yet, because a run writes it at its end. Complete "
-            "a run first."
-        )
     with local_copy(store, name) as path:
         try:
             with open(path, "rb") as file:

@@ -13,10 +13,9 @@ import pyarrow.compute as pc
 
 from batchmill.errors import OptionError
 from batchmill.layout import FILES, INPUT_COLUMN, OUTPUT_COLUMN, PACKS, PARTITION_COLUMN
-from batchmill.ledger.published_tables import TableMetadata
 from batchmill.options.conditions import parse_condition, rows_that_meet
 from batchmill.planning.run_spec import input_places
-from batchmill.reading.published import last_spec
+from batchmill.reading.published import Published
 from batchmill.reading.sample import check_fields
 from batchmill.storage.name_search import repeated
 
@@ -105,19 +104,19 @@ class Samples(NamedTuple):
     are_inputs: bool
 
 
-def make_samples(table: pa.Table, selection: Selection, added: TableMetadata) -> Samples:
+def make_samples(published: Published, selection: Selection) -> Samples:
     """Return the table of samples: `place`, `id` (if it differs), `label`, then the other columns.
 
     Text labels become indices of a dictionary with all labels of the dataset, sorted. A column with
-    further files has their places. `added` has the columns that batchmill has added.
+    further files has their places.
 
     Raises:
         OptionError: The dataset lacks a column, a partition or a label.
     """
-    dataset = selection.dataset
-    found = named(table, dataset, added.pack)
+    dataset, added = selection.dataset, published.added
+    found = named(published.table, dataset, added.pack)
     if found.are_inputs and len(found.places):
-        found = found._replace(places=input_places(last_spec(dataset), found.places))
+        found = found._replace(places=input_places(published.spec, found.places))
     labels = _labels(found.rows) if LABEL not in selection.columns else None
     own = ["id", "data", *([LABEL] if labels is not None else [])]
     check_fields(dataset, selection.columns, own)

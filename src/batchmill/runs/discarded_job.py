@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.state import State
 from batchmill.options.groups import RunOptions
 from batchmill.outcome import one_line
 from batchmill.planning.batching import Cores, own_cores
@@ -54,6 +55,7 @@ def discarded_job(prepared: Prepared, rows: pa.Array | pa.ChunkedArray, folder: 
     manifest = prepared.manifest.take(rows)
     output, options = str(folder / "dataset"), prepared.job.options
     ledger = Ledger(open_store(output))
+    nothing = State(ledger.store)
     job = replace(
         prepared.job,
         output=output,
@@ -69,8 +71,11 @@ def discarded_job(prepared: Prepared, rows: pa.Array | pa.ChunkedArray, folder: 
         manifest=manifest,
         step=prepared.step,
         ledger=ledger,
-        plan=make_plan(manifest, ledger.records(PLANNED_COLUMNS), Criteria(prepared.step.identity)),
-        ledger_state=ledger.state(),
+        plan=make_plan(
+            manifest, nothing.records(PLANNED_COLUMNS), Criteria(prepared.step.identity)
+        ),
+        state=nothing,
+        changes=ledger.changes(),
         step_changes=(),
     )
 

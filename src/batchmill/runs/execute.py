@@ -30,13 +30,13 @@ class RunObserver:
     def planned(self, run: Run) -> None:
         """The plan is written for the shards."""
 
-    def write_tables(self, prepared: Prepared) -> str:
+    def write_tables(self, prepared: Prepared, run: int) -> str:
         """Write metadata.parquet, metadata.csv and failures.csv, unless they are up to date.
 
         Returns:
             Why nothing was published: the table breaks an expectation. Usually empty.
         """
-        return publish_changes(prepared.ledger, prepared.manifest)
+        return publish_changes(prepared, run)
 
     def write_report(self, ledger: Ledger, run: int, dataset: str) -> None:
         """Write report.html for a run."""
@@ -98,7 +98,7 @@ def execute(prepared: Prepared, runner: Runner, observer: RunObserver | None = N
 def _publish(run: Run, ended: ShardsEnd, observer: RunObserver) -> RunEnd:
     with run.ledger.store.alone():
         run.finalize()
-        unpublished = observer.write_tables(run.prepared)
+        unpublished = observer.write_tables(run.prepared, run.number)
         is_stale = not unpublished and run.report_is_stale
         summary = run.end(lost=ended.lost, unpublished=unpublished)
         if is_stale:

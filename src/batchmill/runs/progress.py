@@ -99,10 +99,10 @@ class RunWatcher:
         self._seen.update(new)
         if new and self._counts.total() > self._total:
             # Some inputs have two outcomes, for example one from a node that seemed lost. Read the
-            # records again, because `records` returns only the valid outcome of each input.
+            # records again, because `outcomes` returns only the valid outcome of each input.
             self._counts.clear()
             self._failures.clear()
-            self._take(self._ledger.records(_COLUMNS, run=self._run))
+            self._take(self._ledger.outcomes(self._run).records(_COLUMNS))
         done = self._counts.total()
         return Progress(
             total=self._total,

@@ -17,7 +17,7 @@ from batchmill.errors import OptionError, StoreError
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_ledger
 from batchmill.ledger.proofs import Proof
-from batchmill.ledger.versions import Version
+from batchmill.ledger.snapshots import Snapshot
 from batchmill.manifest import Manifest
 from batchmill.manifest.file_stats import MISSING_SIZE
 from batchmill.planning.prepare import Prepared
@@ -108,13 +108,13 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
-def _version(ledger: Ledger, dataset: str, wanted: int | str | None) -> Version:
+def _version(ledger: Ledger, dataset: str, wanted: int | str | None) -> Snapshot:
     if wanted is not None:
-        return ledger.versions.find(wanted)
-    versions = ledger.versions.read_all()
-    if not versions:
+        return ledger.snapshots.find(wanted)
+    version = ledger.snapshots.last_version()
+    if version is None:
         raise OptionError(f"{dataset}: has no version yet. Run its job, which makes one.")
-    return versions[-1]
+    return version
 
 
 def _prove(
@@ -148,7 +148,7 @@ def _prove(
         dataset=dataset,
         version=version.number,
         names=sorted(
-            n for n, to in recorded.ledger.versions.names().items() if to == version.number
+            n for n, to in recorded.ledger.snapshots.names().items() if to == version.number
         ),
         table=version.table,
         step=recorded.spec.step,
@@ -228,9 +228,9 @@ def _unlike_table(
                 yield name, ResultDifference(column, text)
 
 
-def _table_fault(ledger: Ledger, version: Version) -> str:
+def _table_fault(ledger: Ledger, version: Snapshot) -> str:
     """Return how the table of a version differs from the published one, if it does."""
-    data = if_exists(ledger.store.read, ledger.versions.table_name(version.number))
+    data = if_exists(ledger.store.read, ledger.snapshots.table_name(version.number))
     if data is None:
         return "is missing"
     return "" if hash_bytes(data) == version.table else "was changed after it was published"

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from batchmill.errors import OptionError
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.parts import WITHDRAWN
-from batchmill.ledger.versions import Version, records_of
+from batchmill.ledger.snapshots import Snapshot
+from batchmill.ledger.state import OK, State
 from batchmill.manifest import Manifest, load_manifest
 from batchmill.options.groups import ExecutionOptions, InputOptions, JobSettings
 from batchmill.planning.change_detection import FileChanges, detect_changes
@@ -21,7 +21,7 @@ from batchmill.planning.decisions import Criteria
 from batchmill.planning.job import Job
 from batchmill.planning.plan import PLANNED_COLUMNS, make_plan, match_records
 from batchmill.planning.prepare import Prepared
-from batchmill.planning.run_spec import RunSpec, read_inputs, read_spec
+from batchmill.planning.run_spec import RunSpec, read_inputs, spec_of
 from batchmill.planning.sample import random_sample
 from batchmill.runs.discarded_job import RESULT_COLUMNS
 from batchmill.shards.inputs import load_planned_step, pickled_step_name
@@ -29,10 +29,10 @@ from batchmill.step.load import Step
 from batchmill.step.planned import differences_from_plan
 from batchmill.step.value.shipping import pickle_digest
 from batchmill.storage import is_url
-from batchmill.storage.large_tables import select, take
+from batchmill.storage.large_tables import take
 from batchmill.storage.name_search import rows_of
 
-_COLUMNS = {*PLANNED_COLUMNS, *RESULT_COLUMNS, "result_run"}
+_COLUMNS = (*PLANNED_COLUMNS, *RESULT_COLUMNS, "carried", "result_run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,20 +46,22 @@ class RecordedVersion:
         step: The step, as this machine has it.
         step_change: How it differs from the recorded one. Empty if it does not.
         root: The folder or URL of the inputs.
-        records: The `ok` records of the version.
+        state: The inputs that are ok in the version.
+        records: Their records.
     """
 
     ledger: Ledger
-    version: Version
+    version: Snapshot
     spec: RunSpec
     step: Step
     step_change: str
     root: str
+    state: State
     records: pa.Table
 
     @classmethod
     def read(
-        cls, ledger: Ledger, dataset: str, version: Version, *, root: str, trust_step: bool
+        cls, ledger: Ledger, dataset: str, version: Snapshot, *, root: str, trust_step: bool
     ) -> "RecordedVersion":
         """Read a version, and load its step on this machine.
 
@@ -71,7 +73,7 @@ class RecordedVersion:
             trust_step: Read a step of a notebook from the dataset.
 
         Raises:
-            OptionError: The step or the settings are not recorded, or the step cannot be used.
+            OptionError: The step is not recorded, or cannot be used.
             StepError: The step cannot be loaded here.
         """
         described = ledger.steps.read(version.step)
@@ -80,7 +82,7 @@ class RecordedVersion:
                 f"{dataset}: the step of version {version.number} is not recorded, so its results "
                 "cannot be made again. Prove a version of a newer batchmill."
             )
-        spec = _settings(ledger, dataset, version)
+        spec = spec_of(version.settings)
         # On another machine, the modules are in its working directory.
         search = spec.search if os.path.isdir(spec.search) else os.getcwd()
         step = _load_step(ledger, replace(spec, search=search), trusted=trust_step)
@@ -90,9 +92,8 @@ class RecordedVersion:
             found = differences_from_plan(step, described)
             change = f"the step differs here: {found[0]}" if found else ""
             step = replace(step, identity=version.step)
-        records = records_of(ledger.all_records(_COLUMNS), version.number)
-        is_ok = pc.equal(records["outcome"], "ok")
-        is_listed = pc.not_equal(records["absence"].fill_null(""), WITHDRAWN)
+        state = ledger.read_state(version).listed()
+        state = state.select(pc.equal(state.table["outcome"], OK))
         return cls(
             ledger=ledger,
             version=version,
@@ -100,7 +101,8 @@ class RecordedVersion:
             step=step,
             step_change=change,
             root=root or spec.root,
-            records=select(records, pc.and_(is_ok, is_listed)),
+            state=state,
+            records=state.records(_COLUMNS),
         )
 
     def chosen(self, count: int, seed: int) -> pa.Table:
@@ -184,22 +186,10 @@ class RecordedVersion:
             step=step,
             ledger=self.ledger,
             plan=make_plan(manifest, records, criteria, matched=done),
-            ledger_state=(),
+            state=self.state,
+            changes=(),
             step_changes=(),
         )
-
-
-def _settings(ledger: Ledger, dataset: str, version: Version) -> RunSpec:
-    """Return the settings of the run that published a version, or of another run of its step."""
-    runs = ledger.runs()
-    for run in sorted(runs, key=lambda run: (run != version.number, -run)):
-        spec = read_spec(ledger, run)
-        if spec.identity == version.step:
-            return spec
-    raise OptionError(
-        f"{dataset}: the settings of the run that made version {version.number} were removed, so "
-        "its results cannot be made again. Prove another version."
-    )
 
 
 def _load_step(ledger: Ledger, spec: RunSpec, *, trusted: bool) -> Step:

@@ -15,16 +15,15 @@ from batchmill.layout import REPORT, STAGING
 from batchmill.ledger.lease import Lease, Wait, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import (
-    compact,
     forget_released,
     forget_runs,
     remove_incomplete,
     remove_orphans,
     sweep,
 )
-from batchmill.maintenance.upkeep import Upkeep, keep_results_of_killed
+from batchmill.maintenance.merging import with_merged_parts
 from batchmill.options.groups import RunOptions
-from batchmill.partitions.record import forget_earlier, write_assignment
+from batchmill.planning.advance import advance
 from batchmill.planning.batching import Cores, Layout
 from batchmill.planning.job import Job
 from batchmill.planning.partition_assignment import without_withdrawn
@@ -105,46 +104,34 @@ class Run:
         )
 
     def finalize(self) -> None:
-        """Record partitions, touched and adopted inputs, and compact the ledger.
+        """Advance the state by the outcomes and the options of this run.
 
-        Also remove what the options name. The tables are published after this.
+        It is recorded when the tables are published, after this.
 
         Raises:
             LedgerError: Another run has taken the dataset's lease.
         """
         self.lease.ensure()
+        prepared, outcomes = self.prepared, None
         if self.pending:
             # A node that seemed lost may still execute inputs. An outcome that it commits while the
             # tables are made could replace a result that they name, and `end` removes its files.
             self.ledger.control.close(self.number)
-        # Record the partitions before the tables are published: a published partition never changes
-        # without a change of settings.
-        assignment = self.prepared.assignment
-        if assignment and self.options.prune:
-            assignment = without_withdrawn(assignment, self.prepared.manifest)
-        if assignment:
-            write_assignment(self.ledger, self.number, assignment)
-        prepared = self.prepared
-        adoption = prepared.adoption(self.number)
-        if adoption:
-            self.ledger.adoptions.record(adoption)
-        upkeep = Upkeep(self.ledger, self.number)
-        upkeep.record_planned(prepared.plan, prepared.manifest, prepared.step.identity)
-        if self.pending:
-            upkeep.keep_results()
+            outcomes = self.ledger.outcomes(self.number)
             if not is_url(self.ledger.store.url):
                 # A step can write beside its folder: to `out/../../x`.
                 self.ledger.store.remove(STAGING)
-        if self.options.prune_failed:
-            upkeep.drop_kept_results(prepared.plan)
-        if self.options.prune:
-            upkeep.remove_withdrawn(prepared.plan.withdrawn)
-        upkeep.write()
-        forget_released(self.ledger)
-        # An idle run leaves the parts as they are, so that its tables stay up to date. A killed run
-        # may have left many.
-        if not self.lease.clean or self.ledger.last_recorded_run() == self.number:
-            compact(self.ledger, self.number)
+        state = advance(
+            *(prepared.state, prepared.plan, prepared.manifest, outcomes),
+            *(self.options, prepared.step.identity),
+        )
+        if not state.file:
+            state = with_merged_parts(self.ledger, state, self.number)
+        assignment = prepared.assignment
+        if assignment and self.options.prune:
+            assignment = without_withdrawn(assignment, prepared.manifest)
+        self.prepared = replace(prepared, state=state, assignment=assignment)
+        forget_released(self.ledger, state)
 
     @property
     def report_is_stale(self) -> bool:
@@ -164,7 +151,8 @@ class Run:
             lost: True if a process or machine was lost.
             unpublished: Why the run published nothing. Usually empty.
         """
-        summary = replace(summarise(self.ledger, self.number), unpublished=unpublished)
+        state = self.prepared.state
+        summary = replace(summarise(self.ledger, self.number, state), unpublished=unpublished)
         # An input without a committed outcome may have files in the dataset that no outcome names.
         # The next run must remove them.
         self.lease.clean_end = summary.pending == 0 and not lost
@@ -172,13 +160,9 @@ class Run:
         more = {"seconds": seconds, "pruned": self.options.prune}
         self.ledger.write_summary(self.number, summary.as_json() | more)
         # A run that publishes nothing removes no version, also not one that is too old.
-        sweep(self.ledger, self.number, None if unpublished else self.options.keep_versions)
-        with ThreadPoolExecutor(1) as pool:
-            # If nothing was published, the next run may need the assignment of the last version.
-            forgotten = None if unpublished else pool.submit(forget_earlier, self.ledger)
-            forget_runs(self.ledger, self.number)
-        if forgotten:
-            forgotten.result()
+        kept = None if unpublished else self.options.keep_versions
+        sweep(self.ledger, state, self.number, kept)
+        forget_runs(self.ledger, self.number)
         return summary
 
 
@@ -201,7 +185,6 @@ def open_run(prepared: Prepared, *, wait: Wait | None = None) -> Iterator[Run]:
     is_new = ledger.create()
     with lease(ledger, wait=wait, is_new=is_new) as held:
         if not held.clean:
-            keep_results_of_killed(ledger)
             remove_orphans(ledger)
         elif is_new:
             remove_incomplete(ledger.store)  # A run may have been killed while it made the dataset.

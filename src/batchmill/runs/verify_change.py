@@ -71,7 +71,7 @@ def _compare_sample(
     on_sample(len(rows))
     # One failure decides, so the remaining inputs need not be executed.
     strict = prepared.job.with_failures(max_failures="0", fail_fast=True)
-    before = prepared.ledger.records(RESULT_COLUMNS)
+    before = prepared.state.of(manifest.inputs["input"].take(rows)).records(RESULT_COLUMNS)
     found = compare_again(replace(prepared, job=strict), rows, before, is_cancelled)
     # With `fail_fast`, inputs without an outcome say nothing. They follow those with an outcome.
     different = sorted(

@@ -146,7 +146,7 @@ def give_up(shard: Shard, reason: str) -> str | None:
 
 def recorded_in(ledger: Ledger, run: int) -> pa.Array:
     """Return the names of the inputs that have an outcome in a run."""
-    return ledger.records(["input"], run=run)["input"].combine_chunks()
+    return ledger.outcomes(run).names.combine_chunks()
 
 
 def left_in(table: pa.Table, shard: Shard, recorded: pa.Array) -> tuple[pa.Table, list[int]]:

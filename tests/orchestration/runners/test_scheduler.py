@@ -99,7 +99,7 @@ def test_an_input_that_kills_its_process_is_found_and_the_others_finish(
 
     scheduler = scheduler_of(make_runner(execute))
     scheduler.run([planned])
-    outcomes = ledger.records(["input", "outcome", "attempts"], run=planned.run).to_pylist()
+    outcomes = ledger.outcomes(planned.run).table.to_pylist()
     assert {row["input"]: row["outcome"] for row in outcomes} == {
         f"{number:02d}.txt": "crashed" if number == killer else "ok" for number in range(20)
     }

@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 
 from batchmill.layout import TABLES
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.versions import Version
+from batchmill.ledger.snapshots import Snapshot
+from batchmill.ledger.state import State
 from batchmill.planning.forecast import last_large_run, written_bytes
 from batchmill.planning.run_spec import RunSpec, read_spec
 from batchmill.publishing.failure_groups import read_failures
@@ -22,7 +23,6 @@ from batchmill.publishing.summary import (
     proof_lines,
     summarise,
 )
-from batchmill.storage.large_tables import select
 from batchmill.urls import absolute
 
 SHOWN_FAILURES, SHOWN_RUNS, SHOWN_SLOWEST = 200, 20, 10
@@ -51,7 +51,7 @@ class Facts:
 
     dataset: str
     tables: Sequence[str]
-    version: Version | None
+    version: Snapshot | None
     spec: RunSpec
     summary: Summary
     contents: Contents
@@ -100,22 +100,23 @@ class Facts:
 def gather(ledger: Ledger, run: int, dataset: str) -> Facts:
     """Read the facts after or during a run. `dataset` is the path or URL that the user wrote."""
     spec = read_spec(ledger, run)
-    failures = read_failures(ledger, spec)
-    executed, executed_by = _last_executed(ledger)
+    state = ledger.state()
+    failures = read_failures(state, spec)
+    executed, executed_by = _last_executed(state)
     with ThreadPoolExecutor(ledger.store.threads) as pool:
         ended = pool.map(ledger.read_summary, reversed(ledger.runs()[-SHOWN_RUNS:]))
         names = pool.submit(ledger.store.names, "")
-        versions = pool.submit(ledger.versions.read_all)
-        summary = pool.submit(summarise, ledger, run, failures)
+        version = pool.submit(ledger.snapshots.last_version)
+        summary = pool.submit(summarise, ledger, run, state, failures)
         adoptions = pool.submit(adoption_lines, ledger)
         proofs = pool.submit(proof_lines, ledger)
     return Facts(
         dataset=dataset,
         tables=sorted({*TABLES} & {*names.result()}),
-        version=next(reversed(versions.result()), None),
+        version=version.result(),
         spec=spec,
         summary=summary.result(),
-        contents=count_contents(ledger),
+        contents=count_contents(state),
         executed=executed,
         executed_by=executed_by,
         failures=failures.table,
@@ -124,12 +125,11 @@ def gather(ledger: Ledger, run: int, dataset: str) -> Facts:
     )
 
 
-def _last_executed(ledger: Ledger) -> tuple[pa.Table, int]:
+def _last_executed(state: State) -> tuple[pa.Table, int]:
     """Return the records of the last run that executed many inputs, and the number of the run."""
-    records = ledger.records([*_RUN_COLUMNS, "outputs", "run"])
-    records = select(records, pc.greater(records["attempts"], 0))
-    last = last_large_run(records["run"].to_numpy())
-    records = select(records, pc.equal(records["run"], last))
+    state = state.select(pc.greater(state.table["attempts"], 0))
+    last = last_large_run(state.table["run"].to_numpy())
+    records = state.of_run(last).records([*_RUN_COLUMNS, "outputs"])
     # A failed input may keep the outputs of an earlier run.
     is_ok = pc.equal(records["outcome"], "ok").cast(pa.int64())
     written = pc.multiply(pa.array(written_bytes(records["outputs"])), is_ok)

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from batchmill.errors import StoreError
 from batchmill.layout import FILES, INPUT_COLUMN, METADATA, OUTPUT_COLUMN
-from batchmill.ledger.published_tables import TableMetadata
+from batchmill.ledger.table_metadata import TableMetadata
 from batchmill.security.allowlist import refused_inputs
 from batchmill.storage import Store, is_url
 from batchmill.urls import join

@@ -138,7 +138,7 @@ def run_card(ledger: Ledger, summary: Summary, dataset: str) -> str:
         summary: The summary of the run.
         dataset: The path or URL of the dataset.
     """
-    failures = read_failures(ledger).table
+    failures = read_failures(ledger.state()).table
     shown = failures[:_CARD_FAILURES].to_pylist()
     names = [failure["input"] for failure in shown]
     gallery = gather_gallery(ledger.store, names, read_spec(ledger, summary.run).root, _CARD_LIMITS)

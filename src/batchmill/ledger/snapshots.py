@@ -1,0 +1,255 @@
+"""The snapshots of a dataset, and its versions.
+
+A snapshot is the state that a run has left, with what made it: the step, the settings, the tables.
+It never changes. A version is a snapshot whose tables were published. Its files stay as long as the
+snapshot does.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+from batchmill.errors import LedgerError, OptionError, StoreError
+from batchmill.layout import FAILURES_CSV, KEPT, METADATA, SNAPSHOTS, TABLES
+from batchmill.ledger.json_file import read_sealed, sealed
+from batchmill.storage import Store, if_exists, in_threads, read_once
+
+_NAME = re.compile("[A-Za-z][A-Za-z0-9._-]*")
+_Read = TypeVar("_Read")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """The record of a snapshot.
+
+    Attributes:
+        number: The number of the run.
+        created: When it was recorded, in seconds since 1970.
+        state: The `name` of the file with its state, and the `content`: a hash.
+        shown: The number of the version whose tables show this state. 0: the run published nothing,
+            because its table breaks an expectation.
+        step: The identity of the step.
+        settings: The settings of the run, as in its plan.
+        made_of: A hash of everything that the tables depend on.
+        tables: The size in bytes, the content hash and the number of rows of each table at the top
+            of the dataset after the run. Empty before the first version.
+        assignment: The name of the file with the partitions. Empty without partitions.
+        adoptions: The results of earlier code that are in use, as dicts of `Adoption`.
+    """
+
+    number: int
+    created: float
+    state: Mapping[str, str] = field(repr=False)
+    shown: int
+    step: str
+    settings: Mapping[str, Any] = field(repr=False)
+    made_of: str = field(repr=False)
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    assignment: str = ""
+    adoptions: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def is_version(self) -> bool:
+        """True if it is a version."""
+        return self.shown == self.number
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of metadata.parquet."""
+        return int(self.tables[METADATA]["rows"])
+
+    @property
+    def failed(self) -> int:
+        """The number of rows of failures.csv: inputs that are not ok."""
+        return int(self.tables[FAILURES_CSV]["rows"])
+
+    @property
+    def table(self) -> str:
+        """The content hash of metadata.parquet."""
+        return str(self.tables[METADATA]["content"])
+
+    @property
+    def root(self) -> str:
+        """The folder or URL that the inputs are relative to."""
+        return str(self.settings["root"])
+
+    @property
+    def origin(self) -> tuple[object, ...]:
+        """The step and the inputs. If they differ, an equal table is another version."""
+        names = ("root", "source_dataset", "source_version")
+        return (self.step, *(self.settings[name] for name in names))
+
+    def matches(self, store: Store) -> bool:
+        """Return whether the tables at the top of a dataset are those after this run.
+
+        The tables are read. Raises StoreError.
+        """
+        contents = in_threads(lambda name: if_exists(store.content_of, name), TABLES, store.threads)
+        return contents == [self.tables.get(name, {}).get("content") for name in TABLES]
+
+
+class Snapshots:
+    """The snapshots of the dataset in one store.
+
+    Every method raises StoreError if the store cannot be read or written. Only the holder of the
+    dataset's lease may change them.
+
+    Args:
+        store: The store of the dataset.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._unchanging = read_once(store)
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all snapshots in order, also if their record is damaged."""
+        names = [name.removesuffix(".json") for name in self._store.names(SNAPSHOTS)]
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def last(self) -> Snapshot | None:
+        """Return the last snapshot; None without one. Raises LedgerError if it is damaged."""
+        return next(self._latest_first(), None)
+
+    def read_all(self) -> list[Snapshot]:
+        """Return all snapshots in order, without those that a run is removing now.
+
+        Raises LedgerError if one is damaged.
+        """
+        return [*self._latest_first()][::-1]
+
+    def versions(self) -> list[Snapshot]:
+        """Return the versions in order. Raises LedgerError if a snapshot is damaged."""
+        return [snapshot for snapshot in self.read_all() if snapshot.is_version]
+
+    def last_version(self) -> Snapshot | None:
+        """Return the last version; None without one. Raises LedgerError if it is damaged."""
+        return next((one for one in self._latest_first() if one.is_version), None)
+
+    def read_last(self, read: Callable[[Snapshot], _Read]) -> _Read | None:
+        """Read the last version with a function. Return its result, or None without a version.
+
+        If a run publishes a version meanwhile, and removes this one, the function is called again.
+        """
+        while version := self.last_version():
+            try:
+                return read(version)
+            except StoreError:
+                if self.last_version() == version:
+                    raise
+        return None
+
+    def with_table(self, content: str) -> Snapshot | None:
+        """Return the last version whose table has a hash; None without one."""
+        found = [version for version in self.versions() if version.table == content]
+        return found[-1] if found else None
+
+    def table_name(self, number: int) -> str:
+        """Return the name of a version's table in the store."""
+        return f"{SNAPSHOTS}/{number:06d}-table.parquet"
+
+    def state_name(self, number: int) -> str:
+        """Return the name of the file in the store with the state that a run has left."""
+        return f"{SNAPSHOTS}/{number:06d}-state.parquet"
+
+    def record(self, snapshot: Snapshot) -> None:
+        """Record a snapshot. Its state and its table must exist already."""
+        self._unchanging.write(self._name(snapshot.number), sealed(asdict(snapshot)))
+
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Remove snapshots, but not the files that they name."""
+        in_threads(self._store.delete, [*map(self._name, numbers)], self._store.threads)
+        self.remove_incomplete()
+
+    def remove_incomplete(self) -> None:
+        """Remove states and tables that no snapshot names, which killed runs have left."""
+        known = {f"{number:06d}" for number in self.numbers()}
+        states = {snapshot.state["name"] for snapshot in self.read_all()}
+        for name in self._store.names(SNAPSHOTS):
+            place = f"{SNAPSHOTS}/{name}"
+            if name[:6] not in known and place not in states:
+                self._store.delete(place)
+
+    def names(self) -> dict[str, int]:
+        """Return the names of kept versions, each with the number of its version.
+
+        Raises:
+            LedgerError: The file of the names is damaged.
+        """
+        found = if_exists(read_sealed, self._store, KEPT)
+        return dict(found["names"]) if found else {}
+
+    def keep(self, name: str, number: int) -> None:
+        """Give a version a name. It is kept until `drop`.
+
+        Args:
+            name: A name that is not in use: letters, digits and ._-, beginning with a letter.
+            number: The number of the version.
+
+        Raises:
+            OptionError: The name cannot be used, or there is no such version.
+        """
+        names = self.names()
+        if not _NAME.fullmatch(name):
+            raise OptionError(
+                f"--name {name}: a name has letters, digits and ._-, and begins with a letter."
+            )
+        if names.get(name, number) != number:
+            raise OptionError(
+                f"--name {name}: is the name of version {names[name]}. Choose another one, or "
+                f"remove it first: --drop {name}"
+            )
+        self.find(number)
+        self._write_names(names | {name: number})
+
+    def drop(self, name: str) -> None:
+        """Remove the name of a version. The next run may remove the version.
+
+        Raises:
+            OptionError: There is no such name.
+        """
+        names = self.names()
+        if name not in names:
+            raise OptionError(f"--drop {name}: no version has this name. {_listed(names)}")
+        del names[name]
+        self._write_names(names)
+
+    def find(self, wanted: int | str) -> Snapshot:
+        """Return a version by its number or name.
+
+        Raises:
+            OptionError: There is no such version.
+        """
+        names, versions = self.names(), self.versions()
+        text = str(wanted)
+        number = int(text) if text.isdecimal() else names.get(text)
+        for version in versions:
+            if version.number == number:
+                return version
+        numbers = ", ".join(str(version.number) for version in versions) or "none"
+        raise OptionError(
+            f"{self._store.url}: version {wanted}: there is no such version. Versions: {numbers}. "
+            f"{_listed(names)}"
+        )
+
+    def _latest_first(self) -> Iterator[Snapshot]:
+        found = (if_exists(self._read, number) for number in reversed(self.numbers()))
+        return filter(None, found)
+
+    def _read(self, number: int) -> Snapshot:
+        try:
+            return Snapshot(**read_sealed(self._unchanging, self._name(number)))
+        except TypeError as error:
+            place = self._store.url_of(self._name(number))
+            raise LedgerError(f"{place}: was written by another batchmill ({error}).") from error
+
+    def _write_names(self, names: Mapping[str, int]) -> None:
+        self._store.write(KEPT, sealed({"names": dict(names)}))
+
+    def _name(self, number: int) -> str:
+        return f"{SNAPSHOTS}/{number:06d}.json"
+
+
+def _listed(names: Mapping[str, int]) -> str:
+    return f"Names: {', '.join(sorted(names)) or 'none'}."

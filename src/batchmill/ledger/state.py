@@ -1,0 +1,381 @@
+"""The state of a dataset: its record of each input after a run.
+
+A state is a table with a row for each known input: the outcome that counts, the result that the
+input keeps, its absence. It has the values that a plan compares. For the others, such as the rows
+and the log, it has the part and the row in it, because a part is never written again.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from batchmill.ledger.parts import PART_SCHEMA, read_parts, schema_of
+from batchmill.storage import Store
+from batchmill.storage.large_tables import Column, collected, select, take
+from batchmill.storage.name_search import repeated, rows_of
+
+OK = "ok"
+# The absence of an input that the last manifest does not list.
+WITHDRAWN = "withdrawn"
+# The absence of an input with an earlier result whose file cannot be found. It is its outcome, too.
+MISSING = "missing"
+_RESULT_STAYS = "Its earlier result stays in the dataset."
+# The columns of a record that are in the state itself.
+_COPIED = (
+    "input",
+    "outcome",
+    "attempts",
+    "size",
+    "mtime_ns",
+    "etag",
+    "ctime_ns",
+    "companions",
+    "content",
+    "step",
+    "run",
+)
+STATE_SCHEMA = pa.schema(
+    [
+        *(PART_SCHEMA.field(name) for name in _COPIED),
+        # The run whose rows and outputs an input keeps that is not ok now. Usually null.
+        ("result_run", pa.int32()),
+        # WITHDRAWN or MISSING; null for an input that is there.
+        ("absence", pa.string()),
+        # Which file is missing, if the absence is MISSING.
+        ("note", pa.string()),
+        # The number of the part with the record of the outcome, and the row in it.
+        ("part", pa.int32()),
+        ("row", pa.int32()),
+        # Those of the record whose rows and outputs the input keeps. Null if `result_run` is.
+        ("result_part", pa.int32()),
+        ("result_row", pa.int32()),
+        # The place of the record with the result before it was merged. A result keeps its identity.
+        ("origin_part", pa.int32()),
+        ("origin_row", pa.int32()),
+    ]
+)
+# The columns of a state that `State.records` returns, and those of its parts.
+_SHOWN = (*_COPIED, "result_run", "absence")
+_OF_RESULT = ("rows", "outputs")
+# The columns with parts and rows.
+PLACES = (("part", "row"), ("result_part", "result_row"), ("origin_part", "origin_row"))
+_NULL = pa.scalar(None, pa.int32())
+
+
+class State:
+    """The record of each input of a dataset. It never changes: methods return another state.
+
+    Args:
+        store: The store of the dataset.
+        table: A row for each input, with the columns of STATE_SCHEMA.
+        parts: The names of the parts that the table refers to, also those before a merge.
+        file: The `name` and the `content` of the file that has this state. None without such a
+            file.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        table: pa.Table | None = None,
+        parts: Sequence[str] = (),
+        file: Mapping[str, str] | None = None,
+    ) -> None:
+        self.store = store
+        self.table = STATE_SCHEMA.empty_table() if table is None else table
+        self.parts = tuple(parts)
+        self.file = file
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def names(self) -> pa.ChunkedArray:
+        """The names of the inputs."""
+        return self.table["input"]
+
+    @property
+    def named_parts(self) -> set[str]:
+        """The names of the parts that have the records."""
+        return used_parts(self.table, self.parts)
+
+    def records(self, columns: Iterable[str]) -> pa.Table:
+        """Return what is recorded of each input, in the order of the state.
+
+        `rows` and `outputs` are those of the result that the input keeps.
+
+        Args:
+            columns: Columns of PART_SCHEMA, `result_run` and `absence`. They have this order.
+
+        Raises:
+            LedgerError: A part is damaged.
+            StoreError: A part cannot be read.
+        """
+        wanted = [*dict.fromkeys(columns)]
+        further = [name for name in wanted if name not in _SHOWN]
+        found = {name: self.table[name] for name in wanted if name in _SHOWN}
+        part, row = self.table["part"], self.table["row"]
+        of_outcome = [name for name in further if name not in _OF_RESULT]
+        if of_outcome:
+            records = fetch(self.store, self.parts, part, row, of_outcome)
+            found |= {name: records[name] for name in of_outcome}
+        of_result = [name for name in further if name in _OF_RESULT]
+        if of_result:
+            part, row = result_places(self.table)
+            records = fetch(self.store, self.parts, part, row, of_result)
+            found |= {name: records[name] for name in of_result}
+        if "message" in found:
+            # An `ok` record has a message only while its file is missing.
+            found["message"] = pc.coalesce(
+                self.table["note"].cast(pa.large_string()), found["message"]
+            )
+        return pa.table({name: found[name] for name in wanted})
+
+    def listed(self) -> "State":
+        """Return the inputs that the manifest of the last run lists."""
+        return self.select(is_listed(self.table))
+
+    def select(self, mask: Column | np.ndarray) -> "State":
+        """Return the inputs for which a mask is true."""
+        return self._with(select(self.table, mask))
+
+    def of(self, names: Column) -> "State":
+        """Return some inputs by their names. Those without a record are left out."""
+        return self.select(rows_of(self.names, names).is_valid())
+
+    def not_of(self, names: Column) -> "State":
+        """Return the inputs without those with some names."""
+        return self.select(rows_of(self.names, names).is_null())
+
+    def of_run(self, run: int) -> "State":
+        """Return the inputs whose outcome is of one run."""
+        return self.select(pc.equal(self.table["run"], run))
+
+    def changed(self, names: Column, **columns: Any) -> "State":
+        """Return the state with other values in some columns of some inputs.
+
+        Args:
+            names: The names of the inputs. Those without a record are ignored.
+            **columns: A column with a value for each name, or one value for all of them.
+        """
+        place = rows_of(names, self.names)
+        is_known = place.is_valid()
+        if not pc.any(is_known).as_py():
+            return self
+        rows = place.drop_null()
+        changed = take(self.table, rows)
+        for name, values in columns.items():
+            if isinstance(values, pa.Array | pa.ChunkedArray):
+                values = values.filter(is_known)
+            changed = _set(changed, name, values)
+        return self._with(pa.concat_tables([self._without(rows).table, changed]))
+
+    def with_outcomes(self, now: "State") -> "State":
+        """Return the state after a later run.
+
+        An input that is not ok keeps its earlier result. If only its file could not be found, it
+        also keeps its outcome: a file that was moved away during a run must not change that.
+
+        Args:
+            now: The outcomes of the run.
+        """
+        new = now.table
+        place = rows_of(new["input"], self.names)
+        before = take(self.table, place)
+        keeps = pc.and_(has_result(before), pc.not_equal(new["outcome"], OK)).fill_null(False)
+        vanished = pc.and_(
+            keeps, pc.and_(pc.equal(new["outcome"], MISSING), pc.equal(before["outcome"], OK))
+        ).fill_null(False)
+        first = len(self.parts)
+        new = _set(new, "part", pc.add(new["part"], first))
+        for name, own in (("result_run", "run"), ("result_part", "part"), ("result_row", "row")):
+            kept = pc.coalesce(before[name], before[own])
+            new = _set(new, name, pc.if_else(keeps, kept, _NULL))
+        for name in PLACES[2]:
+            new = _set(new, name, pc.if_else(keeps, before[name], _NULL))
+        if pc.any(vanished).as_py():
+            # The step was not started in this run.
+            stays = before.filter(vanished)
+            notes = now.select(vanished).records(["message"])["message"]
+            changes = {"attempts": 0, "absence": MISSING, "note": notes}
+            changes["run"] = new.filter(vanished)["run"]
+            for name, values in changes.items():
+                stays = _set(stays, name, values)
+            new = pa.concat_tables([new.filter(pc.invert(vanished)), stays])
+        table = pa.concat_tables([self._without(place.drop_null()).table, new])
+        return State(self.store, table, (*self.parts, *now.parts))
+
+    def without_results(self, names: Column) -> "State":
+        """Return the state without the earlier results of some inputs that are not ok."""
+        columns = ("result_run", *PLACES[1], *PLACES[2])
+        return self.changed(names, **dict.fromkeys(columns))
+
+    def used(self) -> "State":
+        """Return the state without the names of parts that it does not refer to."""
+        numbers = _numbers(self.table, [part for part, _ in PLACES])
+        new = np.zeros(len(self.parts), np.int32)
+        new[numbers] = np.arange(len(numbers))
+        renumbered, table = pa.array(new), self.table
+        for name, _ in PLACES if len(numbers) < len(self.parts) else ():
+            table = _set(table, name, renumbered.take(table[name].combine_chunks()))
+        return State(self.store, table, [self.parts[number] for number in numbers], self.file)
+
+    def without_parts(self, gone: Iterable[str]) -> "State":
+        """Return the inputs whose records are not in some parts."""
+        numbers = [number for number, name in enumerate(self.parts) if name in {*gone}]
+        if not numbers:
+            return self
+        lost = pa.array(numbers, pa.int32())
+        masks = [pc.is_in(self.table[name], value_set=lost) for name in ("part", "result_part")]
+        return self.select(pc.invert(reduce(pc.or_, masks)))
+
+    def _with(self, table: pa.Table) -> "State":
+        return State(self.store, table, self.parts)
+
+    def _without(self, rows: pa.Array) -> "State":
+        if not len(rows):
+            return self
+        stays = np.ones(len(self.table), bool)
+        stays[rows.to_numpy()] = False
+        return self.select(stays)
+
+
+def result_places(table: pa.Table) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+    """Return the part and the row of the result of each input of a state."""
+    own, result, _ = PLACES
+    return pc.coalesce(table[result[0]], table[own[0]]), pc.coalesce(
+        table[result[1]], table[own[1]]
+    )
+
+
+def used_parts(table: pa.Table, parts: Sequence[str]) -> set[str]:
+    """Return the names of the parts that have the records of a state."""
+    return {parts[number] for number in _numbers(table, ["part", "result_part"])}
+
+
+def _numbers(table: pa.Table, columns: Iterable[str]) -> np.ndarray:
+    found = [pc.unique(table[name]).drop_null().to_numpy() for name in columns]
+    numbers: np.ndarray = np.unique(np.concatenate(found)).astype(np.int64)
+    return numbers
+
+
+def fetch(
+    store: Store, parts: Sequence[str], part: Column, row: Column, columns: Sequence[str]
+) -> pa.Table:
+    """Return columns of some records, in any order.
+
+    Args:
+        store: The store of the dataset.
+        parts: The names of parts.
+        part: The number of the part of each record.
+        row: Its row in the part.
+        columns: Columns of PART_SCHEMA.
+
+    Raises the errors of `read_part`.
+    """
+    schema = schema_of(columns)
+    if not len(part):
+        return schema.empty_table()
+    numbers, rows = part.to_numpy(), row.to_numpy()
+    order = np.lexsort((rows, numbers))
+    used, starts = np.unique(numbers[order], return_index=True)
+    groups = np.split(rows[order], starts[1:])
+    tables = read_parts(store, [parts[number] for number in used], schema.names)
+    found = collected(
+        (table.take(pa.array(group)) for table, group in zip(tables, groups, strict=True)), schema
+    )
+    if (np.diff(order) == 1).all():
+        return found
+    back = np.empty(len(order), np.int64)
+    back[order] = np.arange(len(order))
+    return take(found, pa.array(back))
+
+
+def outcomes_in(store: Store, parts: Sequence[str]) -> State:
+    """Return the outcomes in the parts of one run.
+
+    If an input has several, an `ok` one wins: the attempt on a node that was counted as lost may
+    fail after another attempt has succeeded. Then the one of the latest attempt at the shard wins,
+    then that of the last part. No clock decides.
+
+    Raises the errors of `read_part`.
+    """
+    read = schema_of([*_COPIED, "attempt"])
+    places = [STATE_SCHEMA.field("part"), STATE_SCHEMA.field("row")]
+    schema = pa.schema([*read, *places])
+
+    def numbered() -> Iterator[pa.Table]:
+        for number, table in enumerate(read_parts(store, parts, read.names)):
+            columns = [np.full(len(table), number, np.int32), np.arange(len(table), dtype=np.int32)]
+            yield pa.table([*table.columns, *columns], schema=schema)
+
+    found = collected(numbered(), schema)
+    found = select(found, _last_ones(found))
+    columns = [
+        found[field.name] if field.name in schema.names else pa.nulls(len(found), field.type)
+        for field in STATE_SCHEMA
+    ]
+    return State(store, pa.table(columns, schema=STATE_SCHEMA), parts)
+
+
+def _last_ones(records: pa.Table) -> np.ndarray:
+    """Return which records of a run count: one of each input."""
+    rows, numbers = repeated(records["input"])
+    wins = np.ones(len(records), bool)
+    if not len(rows):
+        return wins
+    found = records.select(["outcome", "attempt"]).take(pa.array(rows))
+    is_ok = np.asarray(pc.equal(found["outcome"], OK))
+    # The last key is the most important one.
+    order = np.lexsort((rows, found["attempt"].to_numpy(), is_ok, numbers))
+    is_last = np.append(np.diff(numbers[order]) != 0, True)
+    wins[rows] = False
+    wins[rows[order[is_last]]] = True
+    return wins
+
+
+def is_listed(records: pa.Table) -> pa.ChunkedArray:
+    """Return which records are of inputs that the manifest of the last run lists."""
+    return pc.not_equal(records["absence"].fill_null(""), WITHDRAWN)
+
+
+def has_result(records: pa.Table) -> pa.ChunkedArray:
+    """Return which records have rows and outputs: of this run, or of the `result_run`."""
+    return pc.or_(pc.equal(records["outcome"], OK), pc.is_valid(records["result_run"]))
+
+
+def as_shown(records: pa.Table) -> pa.Table:
+    """Return records with the outcomes that users see.
+
+    An input whose file cannot be found is `missing`, although its record has an earlier result.
+
+    Args:
+        records: Records with the column `absence`.
+    """
+    is_missing = pc.equal(records["absence"], MISSING).fill_null(False)
+    now: dict[str, Any] = {"outcome": MISSING, "error": "FileNotFoundError", "size": -1}
+    if "message" in records.column_names:
+        stays, space = (pa.scalar(text, pa.large_string()) for text in (_RESULT_STAYS, " "))
+        now["message"] = pc.binary_join_element_wise(records["message"], stays, space)
+    if {"result_run", "run", "attempts"} <= {*records.column_names}:
+        # A record without attempts has the number of a later run.
+        own = pc.and_(is_missing, pc.greater(records["attempts"], 0))
+        is_own = pc.and_(own, records["result_run"].is_null())
+        shown = pc.if_else(is_own, records["run"], records["result_run"])
+        records = _set(records, "result_run", shown)
+    for name, value in now.items():
+        if name in records.column_names:
+            records = _set(records, name, pc.if_else(is_missing, value, records[name]))
+    return records
+
+
+def _set(table: pa.Table, name: str, values: Any) -> pa.Table:
+    """Return a table with other values in a column: a column, or one value for all rows."""
+    place = table.schema.get_field_index(name)
+    kind = table.schema.field(name).type
+    if not isinstance(values, pa.Array | pa.ChunkedArray):
+        values = pa.repeat(pa.scalar(values, kind), len(table))
+    return table.set_column(place, table.schema.field(place), values.cast(kind))

@@ -1,0 +1,81 @@
+"""Make the state that a run leaves of the state before it, its plan and its outcomes. Pure."""
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from batchmill.ledger.state import MISSING, State
+from batchmill.manifest import Manifest
+from batchmill.options.groups import RunOptions
+from batchmill.planning.change_detection import TIMES
+from batchmill.planning.plan import Plan
+from batchmill.storage.large_tables import Column
+from batchmill.storage.name_search import rows_of
+from batchmill.url_secrets import shown_url
+from batchmill.urls import join
+
+
+def advance(
+    state: State,
+    plan: Plan,
+    manifest: Manifest,
+    outcomes: State | None,
+    options: RunOptions,
+    step: str,
+) -> State:
+    """Return the state that a run leaves. Without any change, it is the same object.
+
+    Args:
+        state: The state that the plan was made of.
+        plan: The plan of the run.
+        manifest: The manifest of the run.
+        outcomes: The outcomes of the run. None: it executed nothing.
+        options: The options of the run. They may remove results.
+        step: The identity of the step of the run.
+    """
+    state = _with_absences(state, plan.absences, manifest)
+    # The next run would read or execute these inputs again.
+    times = manifest.inputs.select(["input", *TIMES]).take(
+        rows_of(plan.touched, manifest.inputs["input"])
+    )
+    state = state.changed(plan.touched, **{name: times[name] for name in TIMES})
+    state = state.changed(plan.adopted, step=step)
+    if outcomes is not None and len(outcomes):
+        state = state.with_outcomes(outcomes)
+    if options.prune_failed:
+        done = None if outcomes is None else outcomes.names
+        state = state.without_results(_with_results_to_drop(state, plan, done))
+    if options.prune and len(plan.withdrawn):
+        state = state.not_of(plan.withdrawn)
+    return state
+
+
+def _with_absences(state: State, absences: pa.Table, manifest: Manifest) -> State:
+    """Record which inputs are withdrawn or missing, and which are there again."""
+    if not len(absences):
+        return state
+    missing = absences["input"].filter(pc.equal(absences["absence"], MISSING))
+    notes = pa.array(_notes(missing, manifest), pa.string())
+    return state.changed(
+        absences["input"],
+        absence=absences["absence"],
+        note=notes.take(rows_of(absences["input"], missing)),
+    )
+
+
+def _notes(missing: pa.ChunkedArray, manifest: Manifest) -> Sequence[str]:
+    places = (join(manifest.root, file) for file in manifest.missing_files(missing))
+    return [f"{shown_url(place)}: no such file." for place in places]
+
+
+def _with_results_to_drop(state: State, plan: Plan, done: Column | None) -> pa.ChunkedArray:
+    """Return the inputs that are not ok and keep an earlier result.
+
+    An input that the run should have executed, and has not, keeps it.
+    """
+    names = state.select(state.table["result_run"].is_valid()).names
+    due = pa.concat_tables([plan.pending, *filter(None, [plan.left])])["input"]
+    if done is not None:
+        due = due.filter(rows_of(due, done).is_null())
+    return names.filter(rows_of(names, due).is_null())
