@@ -102,7 +102,7 @@ class Dataset:
         described = {"created": 1.0, "step": "step", "made_of": "", "shown": shown, **more}
         described |= {"settings": settings(run, partitioning), "number": run}
         self.ledger.snapshots.record(
-            Snapshot(state=self.ledger.write_state(run, state), **described)
+            Snapshot(state=self.ledger.write_state(run, state).file, **described)
         )
 
     def end(self, run, partitioning=None, **summary):

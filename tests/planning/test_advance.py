@@ -209,7 +209,7 @@ def test_the_outcomes_of_killed_runs_count_without_a_snapshot(ledger):
 def record(ledger, run, state):
     """Record a snapshot with a state."""
     more = {"created": 1.0, "shown": 0, "step": "s", "settings": {}, "made_of": ""}
-    written = ledger.write_state(run, state)
+    written = ledger.write_state(run, state).file
     ledger.snapshots.record(Snapshot(number=run, state=written, **more))
 
 

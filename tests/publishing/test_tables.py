@@ -1,5 +1,6 @@
 """Test that tables depend on manifest and rows, but not on the order of execution."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -311,3 +312,27 @@ def test_the_column_of_other_keys_replaces_no_column(ledger, tmp_path, monkeypat
     commit(ledger, "000001-a-0", a='[{"more_columns":1,"y":2}]')
     publish(ledger, manifest_of(["a"]))
     assert table(tmp_path) == {"input": ["a"], "more_columns": [1], "more_columns_": ['{"y": 2}']}
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 1000])
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["null", "[]", "[[1]]"], pa.list_(pa.list_(pa.float32()))),
+        (["[]", "[[]]", "[[1],[2,3]]"], pa.list_(pa.list_(pa.float32()))),
+        (["[]", "null", "[]"], pa.list_(pa.float32())),
+        (["[1,2]", "[3,4]", "[5,6]"], pa.list_(pa.float32(), 2)),
+        (["[[1,2]]", "[[3,4]]", "[[5,6]]"], pa.fixed_shape_tensor(pa.float32(), [1, 2])),
+        (["[1,2]", "[3,4]", "[5]"], pa.list_(pa.float32())),
+    ],
+)
+def test_the_type_of_declared_lists_does_not_depend_on_the_chunks(
+    ledger, tmp_path, monkeypatch, chunk, values, expected
+):
+    monkeypatch.setattr(publishing, "_CHUNK", chunk)
+    rows = {name: f'[{{"v":{value}}}]' for name, value in zip("abc", values, strict=True)}
+    commit(ledger, "000001-a-0", **rows)
+    made = make_tables(ledger.state(), manifest_of(["a", "b", "c"]), {"v": "list:float32"})
+    assert made.metadata.schema.field("v").type == expected
+    if not isinstance(expected, pa.FixedShapeTensorType):
+        assert made.metadata["v"].to_pylist() == [json.loads(value) for value in values]

@@ -176,7 +176,7 @@ def change_a_record():
     changed = parts[name].set_column(column, PART_SCHEMA.field(column), pa.array(rows))
     forged = write_hashed(ledger().store, f"{PARTS}/000001-forged", changed).rpartition("/")[2]
     names = [forged if one == name else one for one in state.parts]
-    written = ledger().write_state(1, State(ledger().store, state.table, names))
+    written = ledger().write_state(1, State(ledger().store, state.table, names)).file
     ledger().snapshots.record(replace(version, state=written))
 
 

@@ -42,7 +42,23 @@ def test_rows_are_selected_as_by_arrow(share):
 @pytest.mark.usefixtures("sizes")
 def test_rows_are_taken_as_by_arrow():
     rows = pa.array([*np.random.default_rng(3).integers(0, ROWS, 2 * ROWS), None])
-    assert take(TABLE, rows).equals(TABLE.take(rows))
+    chunked = pa.concat_tables([TABLE.slice(0, 7), TABLE.slice(7, 0), TABLE.slice(7)])
+    for table in (TABLE, chunked):
+        assert take(table, rows).equals(TABLE.take(rows))
+    nothing = pa.nulls(3, pa.int64())
+    for table in (TABLE, TABLE.slice(0, 0), TABLE.schema.empty_table()):
+        assert take(table, nothing).to_pylist() == [{"name": None, "size": None}] * 3
+    assert take(TABLE, rows.slice(0, 0)).equals(TABLE.slice(0, 0))
+    assert take(pa.table({}), rows).num_columns == 0
+
+
+def test_more_text_than_an_array_holds_is_taken():
+    """The chunks share their memory. Joined, they would have more than 2 GiB."""
+    chunk = pa.array(["x" * 10_000] * 1000)
+    column = pa.chunked_array([chunk] * 220)
+    assert take(pa.table([column], ["a"]), pa.array([0, 219_999, 5]))["a"].to_pylist() == (
+        ["x" * 10_000] * 3
+    )
 
 
 @pytest.mark.usefixtures("sizes")

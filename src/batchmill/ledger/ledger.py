@@ -33,7 +33,7 @@ from batchmill.ledger.parts import VERSION, Origin, as_part, read_part, write_ha
 from batchmill.ledger.proofs import Proof
 from batchmill.ledger.run_control import RunControl
 from batchmill.ledger.snapshots import Snapshot, Snapshots
-from batchmill.ledger.state import PLACES, STATE_SCHEMA, State, outcomes_in
+from batchmill.ledger.state import STATE_SCHEMA, State, outcomes_in
 from batchmill.outcome import Outcome
 from batchmill.storage import Store, if_exists, in_threads, read_once
 from batchmill.storage.fingerprints import hash_bytes
@@ -68,6 +68,8 @@ class Ledger:
         self.steps = StepDescriptions(store)
         self.snapshots = Snapshots(store)
         self.proofs = SealedRecords(store, PROOFS, Proof, "version")
+        # The states that were read or written last, by file. A run reads its state once.
+        self._states: dict[str, State] = {}
 
     @property
     def exists(self) -> bool:
@@ -143,17 +145,6 @@ class Ledger:
         names = chain(*self._names_in(PARTS, RELEASED, PARTITIONS, SNAPSHOTS, RUNS))
         numbers = (re.match("[0-9]+", name.removeprefix(MERGED)) for name in names)
         return max((int(found[0]) for found in numbers if found), default=0)
-
-    def last_ended_run(self) -> int | None:
-        """Return the last run that ended; None without one.
-
-        A run that was killed before it wrote the tables has published nothing.
-
-        Raises:
-            LedgerError: A summary is damaged.
-        """
-        runs = reversed(self.runs())
-        return next((run for run in runs if self.read_summary(run) is not None), None)
 
     def run_folder(self, run: int) -> str:
         """Return the name of a run's folder in the store."""
@@ -287,14 +278,15 @@ class Ledger:
         """Return the outcomes that a run has committed. Raises LedgerError if a part is damaged."""
         return outcomes_in(self.unchanging, self.part_names(run))
 
-    def write_state(self, run: int, state: State) -> dict[str, str]:
-        """Write the state that a run leaves. Return the `name` and the `content` of the file."""
+    def write_state(self, run: int, state: State) -> State:
+        """Write the state that a run leaves. Return it with its file."""
         state, name = state.used(), self.snapshots.state_name(run)
         table = state.table.replace_schema_metadata({_PARTS_KEY: json.dumps(state.parts)})
         written = write_and_hash(
             self.store, name, lambda file: pq.write_table(table, file, compression="zstd")
         )
-        return {"name": name, "content": written.content}
+        file = {"name": name, "content": written.content}
+        return self._known(State(self.unchanging, state.table, state.parts, file))
 
     def read_state(self, snapshot: Snapshot) -> State:
         """Return the state of a snapshot. The inputs of a part that was moved away are unknown.
@@ -303,22 +295,16 @@ class Ledger:
             LedgerError: Its file is damaged.
             StoreError: Its file cannot be read.
         """
-        file = self._open_state(snapshot)
-        batches = file.iter_batches(SLICE_ROWS)
-        tables = (pa.Table.from_batches([one]).cast(STATE_SCHEMA) for one in batches)
-        found = collected(tables, STATE_SCHEMA)
-        state = State(self.unchanging, found, _parts_of(file), snapshot.state)
+        state = self._states.get(snapshot.state["content"]) or self._read_state(snapshot)
         return state.without_parts(state.named_parts - {*self.part_names()})
 
-    def places_of(self, snapshot: Snapshot) -> tuple[pa.Table, list[str]]:
-        """Return `absence` and the PLACES of a snapshot's state, and the names of the parts.
+    def _known(self, state: State) -> State:
+        """Keep a state, and that before it."""
+        last = [*self._states.values()][-1:]
+        self._states = {one.file["content"]: one for one in (*last, state) if one.file}
+        return state
 
-        Raises the errors of `read_state`.
-        """
-        file = self._open_state(snapshot)
-        return file.read(columns=["absence", *chain(*PLACES)]), _parts_of(file)
-
-    def _open_state(self, snapshot: Snapshot) -> pq.ParquetFile:
+    def _read_state(self, snapshot: Snapshot) -> State:
         place = self.store.url_of(snapshot.state["name"])
         with self.store.open(snapshot.state["name"]) as source:
             data = source.read_buffer()
@@ -328,14 +314,13 @@ class Ledger:
                 "it and the snapshot away, and run the same command again. The earlier snapshot "
                 "and later outcomes then count."
             )
-        return pq.ParquetFile(pa.BufferReader(data))
+        file = pq.ParquetFile(pa.BufferReader(data))
+        batches = file.iter_batches(SLICE_ROWS)
+        tables = (pa.Table.from_batches([one]).cast(STATE_SCHEMA) for one in batches)
+        names = json.loads(file.schema_arrow.metadata[_PARTS_KEY])
+        found = collected(tables, STATE_SCHEMA)
+        return self._known(State(self.unchanging, found, names, snapshot.state))
 
     def _names_in(self, *folders: str) -> list[list[str]]:
         """Return the names in several folders. In a bucket, they are listed at the same time."""
         return in_threads(self.store.names, folders, self.store.threads)
-
-
-def _parts_of(file: pq.ParquetFile) -> list[str]:
-    """Return the names of the parts that the file of a state refers to."""
-    names: list[str] = json.loads(file.schema_arrow.metadata[_PARTS_KEY])
-    return names

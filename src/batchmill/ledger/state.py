@@ -100,7 +100,7 @@ class State:
     @property
     def named_parts(self) -> set[str]:
         """The names of the parts that have the records."""
-        return used_parts(self.table, self.parts)
+        return {self.parts[number] for number in self._numbers("part", "result_part")}
 
     def records(self, columns: Iterable[str]) -> pa.Table:
         """Return what is recorded of each input, in the order of the state.
@@ -136,7 +136,7 @@ class State:
 
     def listed(self) -> "State":
         """Return the inputs that the manifest of the last run lists."""
-        return self.select(is_listed(self.table))
+        return self.select(pc.not_equal(self.table["absence"].fill_null(""), WITHDRAWN))
 
     def select(self, mask: Column | np.ndarray) -> "State":
         """Return the inputs for which a mask is true."""
@@ -215,7 +215,7 @@ class State:
 
     def used(self) -> "State":
         """Return the state without the names of parts that it does not refer to."""
-        numbers = _numbers(self.table, [part for part, _ in PLACES])
+        numbers = self._numbers(*(part for part, _ in PLACES))
         new = np.zeros(len(self.parts), np.int32)
         new[numbers] = np.arange(len(numbers))
         renumbered, table = pa.array(new), self.table
@@ -231,6 +231,12 @@ class State:
         lost = pa.array(numbers, pa.int32())
         masks = [pc.is_in(self.table[name], value_set=lost) for name in ("part", "result_part")]
         return self.select(pc.invert(reduce(pc.or_, masks)))
+
+    def _numbers(self, *columns: str) -> np.ndarray:
+        """Return the numbers of the parts in some columns."""
+        found = [pc.unique(self.table[name]).drop_null().to_numpy() for name in columns]
+        numbers: np.ndarray = np.unique(np.concatenate(found)).astype(np.int64)
+        return numbers
 
     def _with(self, table: pa.Table) -> "State":
         return State(self.store, table, self.parts)
@@ -249,17 +255,6 @@ def result_places(table: pa.Table) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
     return pc.coalesce(table[result[0]], table[own[0]]), pc.coalesce(
         table[result[1]], table[own[1]]
     )
-
-
-def used_parts(table: pa.Table, parts: Sequence[str]) -> set[str]:
-    """Return the names of the parts that have the records of a state."""
-    return {parts[number] for number in _numbers(table, ["part", "result_part"])}
-
-
-def _numbers(table: pa.Table, columns: Iterable[str]) -> np.ndarray:
-    found = [pc.unique(table[name]).drop_null().to_numpy() for name in columns]
-    numbers: np.ndarray = np.unique(np.concatenate(found)).astype(np.int64)
-    return numbers
 
 
 def fetch(
@@ -335,11 +330,6 @@ def _last_ones(records: pa.Table) -> np.ndarray:
     wins[rows] = False
     wins[rows[order[is_last]]] = True
     return wins
-
-
-def is_listed(records: pa.Table) -> pa.ChunkedArray:
-    """Return which records are of inputs that the manifest of the last run lists."""
-    return pc.not_equal(records["absence"].fill_null(""), WITHDRAWN)
 
 
 def has_result(records: pa.Table) -> pa.ChunkedArray:

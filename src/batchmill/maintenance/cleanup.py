@@ -14,8 +14,7 @@ from batchmill.layout import FILES, LEASES, PARTITIONS, RELEASED, STAGING
 from batchmill.ledger.json_file import read_json
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.outputs import file_names, packed_paths
-from batchmill.ledger.snapshots import Snapshot
-from batchmill.ledger.state import OK, PLACES, State, fetch, is_listed, result_places, used_parts
+from batchmill.ledger.state import OK, PLACES, State, fetch, result_places
 from batchmill.maintenance.packs import cut_packs, rewrite_packs, unused_packs
 from batchmill.storage import Store, in_threads
 from batchmill.storage.addresses import parse_address
@@ -64,11 +63,13 @@ def sweep(ledger: Ledger, state: State, run: int, kept: int | None) -> None:
         return
     before = max((one.number for one in snapshots if one.number < run), default=0)
     remaining = [one for one in snapshots if one.number in stay]
-    gone = _lost_results(ledger, remaining, dropped, before)
     # The tables of an earlier version do not name the results of withdrawn inputs.
-    states = [*(ledger.read_state(one).listed() for one in remaining[:-1]), state]
+    kept_states = [*map(ledger.read_state, remaining[:-1])]
+    states = [*(one.listed() for one in kept_states), state]
+    old = [*map(ledger.read_state, dropped)]
+    gone = _lost_results(ledger, states, [*old, *kept_states], before)
     # A reader may have opened a dropped snapshot. The next run removes its parts.
-    named = {name for one in snapshots for name in used_parts(*ledger.places_of(one))}
+    named = {name for one in (*states, *old) for name in one.named_parts}
     # Nothing may name or keep a version without its files, so it is removed first. If the process
     # stops in between, the next run removes the files.
     numbers = [one.number for one in dropped]
@@ -90,52 +91,41 @@ def sweep(ledger: Ledger, state: State, run: int, kept: int | None) -> None:
 
 
 def _lost_results(
-    ledger: Ledger, remaining: Sequence[Snapshot], dropped: Sequence[Snapshot], before: int
+    ledger: Ledger, states: Sequence[State], earlier: Sequence[State], before: int
 ) -> pa.Table:
-    """Return `input` and `outputs` of the results that no remaining snapshot refers to.
+    """Return `input` and `outputs` of the results that none of the states refers to.
 
-    They are those of dropped snapshots, and those of runs after `before` that did not count.
+    They are those of earlier states, and those of runs after `before` that did not count.
     """
     names = ledger.part_names()
     numbers = {name: number for number, name in enumerate(names)}
     new = [name for name in names if ledger.run_of(name) > before]
     found = [np.arange(ledger.count_records(name)) + (numbers[name] << 32) for name in new]
-    keys, places = [*found], [*found]
-    # A remaining snapshot does not keep what its tables do not show.
-    for one in (*dropped, *remaining[:-1]):
-        for collection, values in zip((keys, places), _results(ledger, one, numbers), strict=True):
-            collection.append(values)
-    stays = [
-        _results(ledger, one, numbers, listed=one is not remaining[-1])[0] for one in remaining
-    ]
-    every, first = np.unique(np.concatenate([_NONE, *keys]), return_index=True)
-    place = np.concatenate([_NONE, *places])[first[~np.isin(every, np.concatenate(stays))]]
+    pairs = [(_NONE, _NONE), *((keys, keys) for keys in found)]
+    pairs += [_results(one, numbers) for one in earlier]
+    keys, places = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    every, first = np.unique(keys, return_index=True)
+    stays = np.concatenate([_results(one, numbers)[0] for one in states])
+    place = places[first[~np.isin(every, stays)]]
     place = place[place >> 32 < len(names)]  # The others are in parts that were moved away.
     part, row = pa.array(place >> 32), pa.array(place & 0xFFFFFFFF)
     return fetch(ledger.unchanging, names, part, row, ["input", "outputs"])
 
 
-def _results(
-    ledger: Ledger, snapshot: Snapshot, numbers: dict[str, int], *, listed: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the identity and the place of each result of a snapshot, as numbers: part and row.
+def _results(state: State, numbers: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the identity and the place of each result of a state, as numbers: part and row.
 
     Args:
-        ledger: The ledger.
-        snapshot: The snapshot.
+        state: The state.
         numbers: The number of each part. Further parts are added.
-        listed: True to leave out withdrawn inputs.
     """
-    table, parts = ledger.places_of(snapshot)
-    table = table.filter(is_listed(table)) if listed else table
-    known = np.array([numbers.setdefault(name, len(numbers)) for name in parts], np.int64)
-    found = result_places(table)
-    pairs = [
-        (pc.coalesce(table[origin], values), values)
-        for origin, values in zip(PLACES[2], found, strict=True)
+    known = np.array([numbers.setdefault(one, len(numbers)) for one in state.parts], np.int64)
+    places = [column.to_numpy() for column in result_places(state.table)]
+    origins = [
+        pc.coalesce(state.table[name], pa.chunked_array([own])).to_numpy()
+        for name, own in zip(PLACES[2], places, strict=True)
     ]
-    (part, at), (row, at_row) = ([one.to_numpy() for one in pair] for pair in pairs)
-    return (known[part] << 32) | row, (known[at] << 32) | at_row
+    return tuple((known[part] << 32) | row for part, row in (origins, places))
 
 
 def _files_of(states: Iterable[State], inputs: Column) -> set[str]:

@@ -4,18 +4,19 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial, reduce
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.errors import StoreError
-from batchmill.ledger.outputs import file_names
+from batchmill.ledger.outputs import file_names, listed_outputs
 from batchmill.manifest import Manifest
 from batchmill.manifest.companions import companion_rows
 from batchmill.storage import Store, in_threads, is_url, open_store, remote
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.fingerprints import SeenFile, content_of, joint_content
 from batchmill.storage.folder_files import files_in, folder_fingerprint
-from batchmill.storage.large_tables import select
+from batchmill.storage.large_tables import select, take_values
 from batchmill.urls import join
 
 # The columns that show without reading a file that it may have changed. A program that copies or
@@ -147,11 +148,10 @@ def _read_content(root: str, name: str, etag: str | None, *, is_folder: bool = F
 
 
 def _find_damaged(records: pa.Table, store: Store) -> Iterable[str]:
-    lists = records["outputs"].combine_chunks()
-    files = lists.flatten()
-    owners = pc.list_parent_indices(lists).to_pylist()
-    sizes = files.field("size").to_pylist()
+    counts = pc.list_value_length(records["outputs"]).to_numpy()
+    sizes = pc.struct_field(listed_outputs(records), "size").to_pylist()
     found = store.sizes(file_names(records).to_pylist())
-    damaged = {owner for owner, size, now in zip(owners, sizes, found, strict=True) if now != size}
-    names: list[str] = records["input"].take(pa.array(sorted(damaged), pa.int64())).to_pylist()
+    is_other = [now != size for size, now in zip(sizes, found, strict=True)]
+    damaged = np.unique(np.repeat(np.arange(len(records)), counts)[is_other])
+    names: list[str] = take_values(records["input"], damaged).to_pylist()
     return names

@@ -27,11 +27,14 @@ from batchmill.planning.prepare import Prepared
 from batchmill.storage import open_store
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.fingerprints import SeenFile
+from batchmill.storage.large_tables import take
 from batchmill.storage.remote import FileStat
 from batchmill.urls import join
 
 # The number of names that a summary shows.
 SHOWN_NAMES = 10
+# A multiple of ROWS_PER_STREAM.
+_ROWS_AT_A_TIME = 16 * ROWS_PER_STREAM
 _CARRIED = "carried"
 _COMPANIONS = "companion_files"
 
@@ -149,26 +152,29 @@ def write_run_plan(prepared: Prepared, run: int, layout: Layout, token: str = ""
     order = pa.array(layout.order)
 
     def streams() -> Iterator[pa.Table]:
-        for start in range(0, len(order) or 1, ROWS_PER_STREAM):
-            yield _planned_rows(plan.pending.take(order[start : start + ROWS_PER_STREAM]), manifest)
+        for start in range(0, len(order) or 1, _ROWS_AT_A_TIME):
+            rows = take(plan.pending, order[start : start + _ROWS_AT_A_TIME])
+            planned = _planned_rows(rows, manifest)
+            for first in range(0, len(planned) or 1, ROWS_PER_STREAM):
+                yield planned.slice(first, ROWS_PER_STREAM)
 
     PlanFile(ledger, run).write(settings, streams)
 
 
 def _planned_rows(pending: pa.Table, manifest: Manifest) -> pa.Table:
     """Return what the shards need to know about some inputs."""
-    positions = pending.column("position")
+    positions = pending.column("position").combine_chunks()
     names = pending.column("input").to_pylist()
     table = pending.select(["position", "input", "size", "mtime_ns", "etag"])
     if pending["companions"].null_count < len(pending):
         table = table.append_column("companions", pending["companions"])
     if manifest.companions:
         found = manifest.companions.items()
-        files = {name: seen.take(positions).to_struct_array() for name, seen in found}
+        files = {name: take(seen, positions).to_struct_array() for name, seen in found}
         table = table.append_column(_COMPANIONS, pa.table(files).to_struct_array())
     table = table.append_column("input_id", pa.array([input_id(name) for name in names]))
     if manifest.manifest_columns.num_columns:
-        carried = manifest.manifest_columns.take(positions)
+        carried = take(manifest.manifest_columns, positions)
         table = table.append_column(_CARRIED, carried.to_struct_array())
     return table.replace_schema_metadata()
 

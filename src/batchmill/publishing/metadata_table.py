@@ -21,8 +21,13 @@ from batchmill.layout import MORE_COLUMNS, OUTPUT_COLUMN, PARTITION_COLUMN
 from batchmill.ledger.table_metadata import TableMetadata
 from batchmill.manifest import Manifest
 from batchmill.manifest.arrow_columns import tensors_as_lists
-from batchmill.publishing.declared_columns import as_vectors, declared_array
-from batchmill.storage.large_tables import Column, kept
+from batchmill.publishing.declared_columns import (
+    as_vectors,
+    declared_array,
+    is_open,
+    with_known_type,
+)
+from batchmill.storage.large_tables import Column, kept, take
 
 # The rows of this number of inputs, and about this size of text, are Python objects at a time. It
 # limits the memory.
@@ -72,7 +77,11 @@ def metadata_table(records: pa.Table, manifest: Manifest, declared: Mapping[str,
         names[PARTITION_COLUMN] = None
     names |= dict.fromkeys([*manifest.manifest_columns.column_names, *found])
     columns = {name: _column(_parts_of(f"{_VALUES}{name}", chunks)) for name in names}
-    columns |= {name: as_vectors(columns[name]) for name in declared if columns.get(name)}
+    columns |= {
+        name: as_vectors(with_known_type(columns[name], kind))
+        for name, kind in declared.items()
+        if columns.get(name)
+    }
     mixed = frozenset(name for name, column in columns.items() if column is None)
     if mixed:
         # A typed chunk no longer has the text of a value: 1 and 1.0 are equal floats.
@@ -154,8 +163,8 @@ def _chunk(
     owner = pa.array(owners, pa.int64())
     columns: dict[str, Column] = {"input": records["input"].take(owner)}
     place = records["position"].take(owner)
-    for name in manifest.manifest_columns.column_names:
-        column = manifest.manifest_columns[name].take(place)
+    given = take(manifest.manifest_columns, place.combine_chunks())
+    for name, column in zip(given.column_names, given.columns, strict=True):
         columns[name] = texts(column.to_pylist()) if name in mixed else column
     cells, more = _cells_of(rows, keys, limit)
     for key, (places, values) in cells.items():
@@ -319,6 +328,7 @@ def _text(value: Any) -> str | None:
 def _column(parts: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray | None:
     """Join the parts of a column. Return None if no type other than text fits all values."""
     types = {part.type for part in parts} - {pa.null()}
+    types = {kind for kind in types if not is_open(kind)} or types
     if len(types) <= 1:
         return _cast(parts, types.pop() if types else pa.string())
     if all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in types):

@@ -8,7 +8,7 @@ import mmap
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from typing import IO, Any, TypeAlias
 from weakref import ref
@@ -133,12 +133,45 @@ def select(table: pa.Table, mask: Column | np.ndarray) -> pa.Table:
 def take(table: pa.Table, rows: pa.Array) -> pa.Table:
     """Return some rows of a table, in this order. A large result is mapped.
 
+    pyarrow would join the chunks of the whole table for each slice of the rows. That takes
+    quadratic time, and fails for more than 2 GiB of text.
+
     Args:
         table: The table.
         rows: The numbers of the rows. Null gives a row of nulls.
     """
-    parts = (table.take(rows.slice(start, SLICE_ROWS)) for start in range(0, len(rows), SLICE_ROWS))
+    batches = table.to_batches()
+    if not batches:  # It has no rows, or no columns.
+        return table.take(rows) if table.num_columns else table
+    starts = np.cumsum([0, *map(len, batches)])[:-1]
+    parts = (
+        _taken(table.schema, batches, starts, rows.slice(start, SLICE_ROWS))
+        for start in range(0, len(rows), SLICE_ROWS)
+    )
     return collected(parts, table.schema)
+
+
+def _taken(
+    schema: pa.Schema, batches: Sequence[pa.RecordBatch], starts: np.ndarray, rows: pa.Array
+) -> pa.Table:
+    wanted = rows.drop_null().to_numpy()
+    number = np.searchsorted(starts, wanted, side="right") - 1
+    order = np.argsort(number, kind="stable")
+    numbers, first = np.unique(number[order], return_index=True)
+    found = [
+        batches[one].take(pa.array(wanted[own] - starts[one]))
+        for one, own in zip(numbers, np.split(order, first[1:]), strict=len(numbers) > 0)
+    ]
+    place = np.full(len(rows), -1)
+    place[np.flatnonzero(np.asarray(rows.is_valid()))[order]] = np.arange(len(order))
+    # The rows of a slice are few, so they are joined.
+    joined = pa.Table.from_batches(found, schema).combine_chunks()
+    return joined.take(pa.array(place, mask=place < 0))
+
+
+def take_values(column: Column, rows: np.ndarray) -> pa.ChunkedArray:
+    """Return some values of a column, in this order."""
+    return take(pa.table([column], ["values"]), pa.array(rows))["values"]
 
 
 def count_values(column: Column) -> Counter[Any]:

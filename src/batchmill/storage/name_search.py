@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh3_64_intdigest
 
-from batchmill.storage.large_tables import SLICE_ROWS, Column
+from batchmill.storage.large_tables import SLICE_ROWS, Column, take_values
 
 
 def rows_of(names: Column, values: Column) -> pa.Array:
@@ -28,7 +28,7 @@ def rows_of(names: Column, values: Column) -> pa.Array:
         place = np.minimum(_search(hashes, wanted), len(hashes) - 1)
         found = np.flatnonzero(hashes[place] == wanted)
         row = order[place[found]]
-        is_equal = pc.equal(values.take(pa.array(row)), part.take(pa.array(found)))
+        is_equal = pc.equal(take_values(values, row), part.take(pa.array(found)))
         is_equal = np.asarray(is_equal.fill_null(False))
         rows[start + found[is_equal]] = row[is_equal]
         unclear += (start + found[~is_equal]).tolist()
@@ -80,7 +80,7 @@ def _equal_to_the_one_before(names: Column, rows: np.ndarray) -> np.ndarray:
     """Return for each row but the first whether its name is that of the row before it."""
     found = [np.zeros(0, bool)]
     for start in range(0, len(rows) - 1, SLICE_ROWS):
-        texts = names.take(pa.array(rows[start : start + SLICE_ROWS + 1]))
+        texts = take_values(names, rows[start : start + SLICE_ROWS + 1])
         found.append(np.asarray(pc.equal(texts[1:], texts[:-1]).fill_null(False)))
     return np.concatenate(found)
 
