@@ -2,8 +2,9 @@
 
 python -m benchmarks.many_runs [--inputs 1000000] [--runs 1000]
 
-Creates a ledger with all inputs, then records many runs. Each run executes a hundred inputs again
-and merges parts as a real run does. A separate process then reads the columns that a plan needs.
+Creates a ledger with all inputs, then records many runs. Each run executes a hundred inputs again,
+records the next state, and removes what no state refers to, as a real run does. A separate process
+then reads the columns that a plan needs.
 """
 
 import argparse
@@ -19,6 +20,8 @@ from pathlib import Path
 from batchmill.digests import input_id
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
+from batchmill.ledger.snapshots import Snapshot
+from batchmill.maintenance.cleanup import sweep
 from batchmill.maintenance.merging import with_merged_parts
 from batchmill.outcome import Outcome, WrittenFile
 from batchmill.planning.plan import PLANNED_COLUMNS
@@ -71,13 +74,26 @@ def main() -> None:
         for part, start in enumerate(range(0, options.inputs, PART_INPUTS)):
             stop = min(start + PART_INPUTS, options.inputs)
             record(ledger, 1, part, range(start, stop))
-        slowest = 0.0
+        state, slowest = ledger.outcomes(1), 0.0
         for run in range(2, options.runs + 1):
             start = run * RUN_INPUTS % options.inputs
             record(ledger, run, 0, range(start, min(start + RUN_INPUTS, options.inputs)))
             ledger.write_summary(run, {"run": run})
             begun = time.perf_counter()
-            with_merged_parts(ledger, ledger.state(), run)
+            state = state.with_outcomes(ledger.outcomes(run))
+            state = ledger.write_state(run, with_merged_parts(ledger, state, run))
+            ledger.snapshots.record(
+                Snapshot(
+                    number=run,
+                    created=1.0,
+                    state=state.file or {},
+                    shown=0,
+                    step="step",
+                    settings={},
+                    made_of="",
+                )
+            )
+            sweep(ledger, state, run, 0)
             slowest = max(slowest, time.perf_counter() - begun)
         command = [sys.executable, "-m", "benchmarks.many_runs", "--folder", name]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -86,7 +102,7 @@ def main() -> None:
     print(f"| runs, ledger parts at the end | {seen['runs']:,}, {seen['parts']:,} |")
     print(f"| read the ledger for {seen['inputs']:,} inputs | {seen['seconds']:.1f} s |")
     print(f"| peak memory of reading | {seen['peak_mib']:,} MiB |")
-    print(f"| longest time to merge the parts after a run | {slowest:.1f} s |")
+    print(f"| longest time to record the state after a run | {slowest:.1f} s |")
 
 
 if __name__ == "__main__":

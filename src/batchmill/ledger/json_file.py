@@ -86,22 +86,45 @@ class SealedRecords(Generic[_Record]):
         folder: The name of the folder.
         kind: The dataclass of the records.
         key: The attribute of a record that is the number of its run or version.
+        unchanging: The store for files that never change. Without it, a record may be replaced.
     """
 
-    def __init__(self, store: Store, folder: str, kind: type[_Record], key: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        folder: str,
+        kind: type[_Record],
+        key: str,
+        unchanging: Store | None = None,
+    ) -> None:
         self._store = store
+        self._files = unchanging or store
         self._folder = folder
         self._kind = kind
         self._key = key
 
     def record(self, record: _Record) -> None:
         """Write a record. It replaces the earlier one with the same number."""
-        self._store.write(self._name(getattr(record, self._key)), sealed(vars(record)))
+        self._files.write(self._name(getattr(record, self._key)), sealed(vars(record)))
 
-    def read_all(self) -> Iterator[_Record]:
-        """Yield the records in the order of their numbers. Raises LedgerError for a damaged one."""
-        for name in self._store.names(self._folder):
-            yield self._kind(**read_sealed(self._store, f"{self._folder}/{name}"))
+    def numbers(self) -> list[int]:
+        """Return the numbers of all records in order, also if a record is damaged."""
+        names = [name.removesuffix(".json") for name in self._store.names(self._folder)]
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def latest_first(self) -> Iterator[_Record]:
+        """Yield the records from the last one on, without those that are removed meanwhile.
+
+        Raises LedgerError if one is damaged.
+        """
+        for number in reversed(self.numbers()):
+            found = if_exists(read_sealed, self._files, self._name(number))
+            if found is not None:
+                yield self._kind(**found)
+
+    def read_all(self) -> list[_Record]:
+        """Return the records in the order of their numbers. Raises LedgerError."""
+        return [*self.latest_first()][::-1]
 
     def remove(self, number: int) -> None:
         """Remove a record, if it exists."""

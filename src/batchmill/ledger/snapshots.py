@@ -6,13 +6,13 @@ snapshot does.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from batchmill.errors import LedgerError, OptionError, StoreError
+from batchmill.errors import OptionError, StoreError
 from batchmill.layout import FAILURES_CSV, KEPT, METADATA, SNAPSHOTS, TABLES
-from batchmill.ledger.json_file import read_sealed, sealed
+from batchmill.ledger.json_file import SealedRecords, read_sealed, sealed
 from batchmill.storage import Store, if_exists, in_threads, read_once
 
 _NAME = re.compile("[A-Za-z][A-Za-z0-9._-]*")
@@ -89,7 +89,7 @@ class Snapshot:
         return contents == [self.tables.get(name, {}).get("content") for name in TABLES]
 
 
-class Snapshots:
+class Snapshots(SealedRecords[Snapshot]):
     """The snapshots of the dataset in one store.
 
     Every method raises StoreError if the store cannot be read or written. Only the holder of the
@@ -100,24 +100,11 @@ class Snapshots:
     """
 
     def __init__(self, store: Store) -> None:
-        self._store = store
-        self._unchanging = read_once(store)
-
-    def numbers(self) -> list[int]:
-        """Return the numbers of all snapshots in order, also if their record is damaged."""
-        names = [name.removesuffix(".json") for name in self._store.names(SNAPSHOTS)]
-        return sorted(int(name) for name in names if name.isdecimal())
+        super().__init__(store, SNAPSHOTS, Snapshot, "number", read_once(store))
 
     def last(self) -> Snapshot | None:
         """Return the last snapshot; None without one. Raises LedgerError if it is damaged."""
-        return next(self._latest_first(), None)
-
-    def read_all(self) -> list[Snapshot]:
-        """Return all snapshots in order, without those that a run is removing now.
-
-        Raises LedgerError if one is damaged.
-        """
-        return [*self._latest_first()][::-1]
+        return next(self.latest_first(), None)
 
     def versions(self) -> list[Snapshot]:
         """Return the versions in order. Raises LedgerError if a snapshot is damaged."""
@@ -125,7 +112,7 @@ class Snapshots:
 
     def last_version(self) -> Snapshot | None:
         """Return the last version; None without one. Raises LedgerError if it is damaged."""
-        return next((one for one in self._latest_first() if one.is_version), None)
+        return next((one for one in self.latest_first() if one.is_version), None)
 
     def read_last(self, read: Callable[[Snapshot], _Read]) -> _Read | None:
         """Read the last version with a function. Return its result, or None without a version.
@@ -152,15 +139,6 @@ class Snapshots:
     def state_name(self, number: int) -> str:
         """Return the name of the file in the store with the state that a run has left."""
         return f"{SNAPSHOTS}/{number:06d}-state.parquet"
-
-    def record(self, snapshot: Snapshot) -> None:
-        """Record a snapshot. Its state and its table must exist already."""
-        self._unchanging.write(self._name(snapshot.number), sealed(asdict(snapshot)))
-
-    def remove(self, numbers: Sequence[int]) -> None:
-        """Remove snapshots, but not the files that they name."""
-        in_threads(self._store.delete, [*map(self._name, numbers)], self._store.threads)
-        self.remove_incomplete()
 
     def remove_incomplete(self) -> None:
         """Remove states and tables that no snapshot names, which killed runs have left."""
@@ -233,22 +211,8 @@ class Snapshots:
             f"{_listed(names)}"
         )
 
-    def _latest_first(self) -> Iterator[Snapshot]:
-        found = (if_exists(self._read, number) for number in reversed(self.numbers()))
-        return filter(None, found)
-
-    def _read(self, number: int) -> Snapshot:
-        try:
-            return Snapshot(**read_sealed(self._unchanging, self._name(number)))
-        except TypeError as error:
-            place = self._store.url_of(self._name(number))
-            raise LedgerError(f"{place}: was written by another batchmill ({error}).") from error
-
     def _write_names(self, names: Mapping[str, int]) -> None:
         self._store.write(KEPT, sealed({"names": dict(names)}))
-
-    def _name(self, number: int) -> str:
-        return f"{SNAPSHOTS}/{number:06d}.json"
 
 
 def _listed(names: Mapping[str, int]) -> str:

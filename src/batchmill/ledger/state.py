@@ -25,7 +25,7 @@ WITHDRAWN = "withdrawn"
 MISSING = "missing"
 _RESULT_STAYS = "Its earlier result stays in the dataset."
 # The columns of a record that are in the state itself.
-_COPIED = (
+COPIED = (
     "input",
     "outcome",
     "attempts",
@@ -40,7 +40,7 @@ _COPIED = (
 )
 STATE_SCHEMA = pa.schema(
     [
-        *(PART_SCHEMA.field(name) for name in _COPIED),
+        *(PART_SCHEMA.field(name) for name in COPIED),
         # The run whose rows and outputs an input keeps that is not ok now. Usually null.
         ("result_run", pa.int32()),
         # WITHDRAWN or MISSING; null for an input that is there.
@@ -59,7 +59,7 @@ STATE_SCHEMA = pa.schema(
     ]
 )
 # The columns of a state that `State.records` returns, and those of its parts.
-_SHOWN = (*_COPIED, "result_run", "absence")
+_SHOWN = (*COPIED, "result_run", "absence")
 _OF_RESULT = ("rows", "outputs")
 # The columns with parts and rows.
 PLACES = (("part", "row"), ("result_part", "result_row"), ("origin_part", "origin_row"))
@@ -298,7 +298,7 @@ def outcomes_in(store: Store, parts: Sequence[str]) -> State:
 
     Raises the errors of `read_part`.
     """
-    read = schema_of([*_COPIED, "attempt"])
+    read = schema_of([*COPIED, "attempt"])
     places = [STATE_SCHEMA.field("part"), STATE_SCHEMA.field("row")]
     schema = pa.schema([*read, *places])
 

@@ -74,7 +74,8 @@ def sweep(ledger: Ledger, state: State, run: int, kept: int | None) -> None:
     # stops in between, the next run removes the files.
     numbers = [one.number for one in dropped]
     in_threads(ledger.proofs.remove, numbers, store.threads)
-    ledger.snapshots.remove(numbers)
+    in_threads(ledger.snapshots.remove, numbers, store.threads)
+    ledger.snapshots.remove_incomplete()
     left = {*file_names(gone).to_pylist()} - _files_of(states, gone["input"])
     loose = {name for name in left if not parse_address(name)}
     in_threads(store.delete, sorted(loose), store.threads)

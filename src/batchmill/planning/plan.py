@@ -8,26 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.ledger.state import MISSING, WITHDRAWN
+from batchmill.ledger.state import COPIED, MISSING, WITHDRAWN
 from batchmill.manifest import Manifest
 from batchmill.planning.decisions import ADOPTED, DECISIONS, REASONS, UNREADABLE, Criteria, decide
 from batchmill.storage.large_tables import collected, count_values, select, take
 from batchmill.storage.name_search import rows_of
 
-PLANNED_COLUMNS = (
-    "input",
-    "outcome",
-    "outputs",
-    "size",
-    "mtime_ns",
-    "etag",
-    "ctime_ns",
-    "companions",
-    "content",
-    "step",
-    "run",
-    "absence",
-)
+PLANNED_COLUMNS = (*COPIED, "outputs", "absence")
 _ABSENCE = pa.schema([(name, pa.string()) for name in ("input", "absence", "before")])
 _WITHDRAWN, _PRESENT = pa.scalar(WITHDRAWN, pa.string()), pa.scalar(None, pa.string())
 
