@@ -80,6 +80,11 @@ class Snapshot:
         names = ("root", "source_dataset", "source_version")
         return (self.step, *(self.settings[name] for name in names))
 
+    @property
+    def published(self) -> tuple[object, ...]:
+        """The tables and their origin. If they are equal, a run makes no version."""
+        return (self.table, self.failed, *self.origin)
+
     def matches(self, store: Store) -> bool:
         """Return whether the tables at the top of a dataset are those after this run.
 

@@ -8,10 +8,7 @@ import pyarrow as pa
 
 from batchmill.layout import OUTPUT_COLUMN
 
-# The keys of the metadata of a table.
-_STALE = b"batchmill.stale"
-_PACK = b"batchmill.pack"
-_FILES = b"batchmill.files"
+_KEY = b"batchmill"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,21 +27,11 @@ class TableMetadata:
     @classmethod
     def of(cls, schema: pa.Schema) -> "TableMetadata":
         """Read the metadata of a table."""
-        found = schema.metadata or {}
-        packs = json.loads(found.get(_FILES, b"{}"))
-        if _PACK in found:
-            packs = {OUTPUT_COLUMN: found[_PACK].decode(), **packs}
-        return cls(stale=found.get(_STALE, b"").decode(), packs=packs)
+        return cls(**json.loads((schema.metadata or {}).get(_KEY, b"{}")))
 
     def as_arrow(self) -> dict[bytes, str] | None:
         """Return the metadata for the schema of a table, or None if it would be empty."""
-        further = {name: column for name, column in self.packs.items() if name != OUTPUT_COLUMN}
-        values = {
-            _STALE: self.stale,
-            _PACK: self.packs.get(OUTPUT_COLUMN, ""),
-            _FILES: json.dumps(further) if further else "",
-        }
-        return {key: value for key, value in values.items() if value} or None
+        return {_KEY: json.dumps(vars(self))} if self.stale or self.packs else None
 
     @property
     def pack(self) -> str:

@@ -1,7 +1,6 @@
 """Compares a dataset with its ledger, and repairs the differences."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from shlex import quote
 from typing import Any, Literal, NamedTuple
 
@@ -97,28 +96,24 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
 def _compare_tables(ledger: Ledger, state: State, last: int) -> Iterator[Difference]:
     """Yield the tables that are missing, or that are not those of the last version."""
     store, version = ledger.store, ledger.snapshots.last_version()
-    top, snapshot = store.names(""), ledger.snapshots.last()
-    summary = None
-    with suppress(LedgerError):  # A damaged summary is a difference of its own.
-        summary = ledger.read_summary(last) if last else None
-    unpublished = "unpublished" in (summary or {})
-    for table in TABLES if last else ():
-        if table not in top and unpublished:
-            yield Difference("unpublished", table, message=f"run {last} published nothing")
-        elif table not in top:
-            yield Difference("missing", table, message="the next run writes it")
-        elif snapshot is None or not snapshot.tables:
+    snapshot = ledger.snapshots.last()
+    found = snapshot.tables if snapshot else {}
+    expected = {name: found.get(name, {}).get("content") for name in TABLES if last}
+    if version:
+        expected[ledger.snapshots.table_name(version.number)] = version.table
+    for name, content in expected.items():
+        now = if_exists(store.content_of, name)
+        if now is None and snapshot and not snapshot.shown:
+            message = f"run {snapshot.number} published nothing"
+            yield Difference("unpublished", name, message=message)
+        elif now is None:
+            yield Difference("missing", name, message="the next run writes it")
+        elif content is None:
             message = f"run {last} was killed before it had recorded it. Run the job again"
-            yield Difference("changed", table, message=message)
-        elif store.content_of(table) != snapshot.tables[table]["content"]:
+            yield Difference("changed", name, message=message)
+        elif now != content:
             message = "differs from the published table. Run the job again"
-            yield Difference("changed", table, message=message)
-    own = ledger.snapshots.table_name(version.number) if version else ""
-    if version and not store.exists(own):
-        yield Difference("missing", own, message="the next run writes it")
-    elif version and store.content_of(own) != version.table:
-        message = "differs from the published table. Run the job again"
-        yield Difference("changed", own, message=message)
+            yield Difference("changed", name, message=message)
     if version and snapshot and not snapshot.shown:
         message = f"is of run {version.number}: run {snapshot.number} published nothing"
         yield Difference("unpublished", METADATA, message=message)

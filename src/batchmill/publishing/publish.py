@@ -89,7 +89,7 @@ def publish_changes(prepared: Prepared, run: int) -> str:
     if prepared.assignment:
         now = replace(now, assignment=write_assignment(ledger, run, prepared.assignment))
     now = replace(now, shown=run, tables=tables)
-    if version and _is_equal(version, now):
+    if version and version.published == now.published:
         now = replace(now, shown=version.number)
     store.copy(METADATA, ledger.snapshots.table_name(now.shown))
     ledger.snapshots.record(now)
@@ -100,12 +100,6 @@ def _are_whole(ledger: Ledger, last: Snapshot, version: Snapshot) -> bool:
     """Return whether the tables of the dataset, and that of the version, are as recorded."""
     own = if_exists(ledger.store.content_of, ledger.snapshots.table_name(version.number))
     return own == version.table and last.matches(ledger.store)
-
-
-def _is_equal(version: Snapshot, now: Snapshot) -> bool:
-    """Return whether a run has published what the last version has."""
-    names = ("table", "failed", "origin")
-    return all(getattr(version, name) == getattr(now, name) for name in names)
 
 
 def _adoptions(prepared: Prepared, run: int, last: Snapshot | None) -> list[dict[str, Any]]:

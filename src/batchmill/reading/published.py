@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -118,42 +118,24 @@ def _read(ledger: Ledger, version: Snapshot, columns: Collection[str] | None) ->
     """Read the table of a version, and check its hash."""
     name = ledger.snapshots.table_name(version.number)
     place = ledger.store.url_of(name)
-    with _opened(ledger.store, name) as file:
-        if hash_file(file) != version.table:
-            raise StoreError(place, "differs from the table that was published.")
-        file.seek(0)
-        try:
+    try:
+        with local_copy(ledger.store, name) as path, open(path, "rb") as file:
+            if hash_file(file) != version.table:
+                raise StoreError(place, "differs from the table that was published.")
+            file.seek(0)
             # The pandas metadata in the schema would turn a manifest column into an index.
             parquet = pq.ParquetFile(file)
             names = parquet.schema_arrow.names
             added = TableMetadata.of(parquet.schema_arrow)
             needed = {*(columns or ()), *added.added}
             chosen = [name for name in names if columns is None or name in needed]
+            batches = parquet.iter_batches(SLICE_ROWS, columns=chosen)
+            tables = (pa.Table.from_batches([one]).replace_schema_metadata(None) for one in batches)
             schema = pa.schema([parquet.schema_arrow.field(name) for name in chosen])
-            table = collected(
-                (
-                    pa.Table.from_batches([batch]).replace_schema_metadata(None)
-                    for batch in parquet.iter_batches(SLICE_ROWS, columns=chosen)
-                ),
-                schema,
-            )
-        except (OSError, pa.ArrowException) as error:
-            raise StoreError(
-                place, f"cannot be read ({error}). Run the same command again."
-            ) from error
+            table = collected(tables, schema)
+    except (OSError, pa.ArrowException) as error:
+        raise StoreError(place, f"cannot be read ({error}). Run the same command again.") from error
     return Published(table, names, version, added)
-
-
-@contextmanager
-def _opened(store: Store, name: str) -> Iterator[BinaryIO]:
-    """Open a table. A remote table is fetched first, because it is read twice."""
-    place = store.url_of(name)
-    with local_copy(store, name) as path:
-        try:
-            with open(path, "rb") as file:
-                yield file
-        except OSError as error:
-            raise StoreError(place, f"{error.strerror}.") from error
 
 
 @contextmanager
