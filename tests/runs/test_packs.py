@@ -227,7 +227,7 @@ def test_a_kill_while_packs_are_written_again_loses_nothing(job, words, tmp_path
     job(num_workers=1, cores=1)
     ledger = ledger_of(dataset)
     paths = packed_paths(ledger.records(["outputs"]))
-    ledger.snapshots.remove([1])
+    ledger.snapshots.remove(1)
     for changes in range(20):
         place = tmp_path / f"killed-{changes}"
         shutil.copytree(dataset, place)

@@ -69,9 +69,12 @@ def rewrite_packs(store: Store, paths: Mapping[str, str]) -> None:
     sparse = {pack for pack, size in sizes if used[pack] < _LEAST_USED * (size or 0)}
     moving = {p: at for p, at in now.items() if at and at.pack in sparse}
     new = _copy_members(store, {at: places[p] for p, at in moving.items()})
-    for pack in sorted({p.pack for p in moving}):
-        moved = {p.offset: new.get(at, at) for p, at in now.items() if at and p.pack == pack}
-        store.write(list_of_moved(pack), encode_moved(moved))
+    moved: dict[str, dict[int, Address]] = {p.pack: {} for p in moving}
+    for p, at in now.items():
+        if at and p.pack in moved:
+            moved[p.pack][p.offset] = new.get(at, at)
+    for pack in sorted(moved):
+        store.write(list_of_moved(pack), encode_moved(moved[pack]))
     in_threads(store.delete, sorted(sparse), store.threads)
 
 
