@@ -1,7 +1,7 @@
 """Read and write the small JSON files of a ledger."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import xxhash
@@ -107,17 +107,22 @@ class SealedRecords(Generic[_Record]):
         """Write a record. It replaces the earlier one with the same number."""
         self._files.write(self._name(getattr(record, self._key)), sealed(vars(record)))
 
-    def numbers(self) -> list[int]:
-        """Return the numbers of all records in order, also if a record is damaged."""
-        names = [name.removesuffix(".json") for name in self._store.names(self._folder)]
-        return sorted(int(name) for name in names if name.isdecimal())
+    def numbers(self, names: Sequence[str] | None = None) -> list[int]:
+        """Return the numbers of all records in order, also if a record is damaged.
 
-    def latest_first(self) -> Iterator[_Record]:
+        Args:
+            names: The names in the folder, if it has been listed already.
+        """
+        names = self._store.names(self._folder) if names is None else names
+        found = (name.removesuffix(".json") for name in names)
+        return sorted(int(name) for name in found if name.isdecimal())
+
+    def latest_first(self, names: Sequence[str] | None = None) -> Iterator[_Record]:
         """Yield the records from the last one on, without those that are removed meanwhile.
 
-        Raises LedgerError if one is damaged.
+        `names` is that of `numbers`. Raises LedgerError if a record is damaged.
         """
-        for number in reversed(self.numbers()):
+        for number in reversed(self.numbers(names)):
             found = if_exists(read_sealed, self._files, self._name(number))
             if found is not None:
                 yield self._kind(**found)

@@ -4,7 +4,9 @@ import json
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from itertools import chain, groupby
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -109,7 +111,7 @@ class Ledger:
         Raises:
             LedgerError: The version is unknown, or the format file is damaged.
         """
-        data = if_exists(self.store.read, FORMAT)
+        data = if_exists(self.unchanging.read, FORMAT)
         if data is None:
             return False
         try:
@@ -253,22 +255,30 @@ class Ledger:
             LedgerError: A file of the ledger is damaged.
         """
         while True:
-            numbers = self.snapshots.numbers()
+            snapshots, listed = self._names_in(SNAPSHOTS, PARTS)
+            parts = [name for name in listed if name.endswith(".parquet")]
             try:
-                last = self.snapshots.last()
-                state = self.read_state(last) if last else State(self.store)
+                fetched = self._fetch_last(snapshots)
+                last = next(self.snapshots.latest_first(snapshots), None)
+                state = self.read_state(last, parts, fetched) if last else State(self.store)
                 first = 1 + last.number if last else 0
-                later = [name for name in self.part_names() if self.run_of(name) >= first]
-                for _, parts in groupby(later, self.run_of):
-                    state = state.with_outcomes(outcomes_in(self.unchanging, [*parts]))
-                is_new = numbers == self.snapshots.numbers()
+                later = (name for name in parts if self.run_of(name) >= first)
+                for _, names in groupby(later, self.run_of):
+                    state = state.with_outcomes(outcomes_in(self.unchanging, [*names]))
+                return state
             except (LedgerError, StoreError):
                 # A run may have just ended, and removed what was read here.
-                if numbers == self.snapshots.numbers():
+                if snapshots == self.store.names(SNAPSHOTS):
                     raise
-                is_new = False
-            if is_new:
-                return state
+
+    def _fetch_last(self, names: Sequence[str]) -> dict[str, bytes]:
+        """Fetch the last snapshot and its state from a bucket at the same time."""
+        if self.unchanging is self.store:
+            return {}
+        last = [name for name in names if name[:6] == names[-1][:6] and "table" not in name]
+        places = [f"{SNAPSHOTS}/{name}" for name in last]
+        contents = in_threads(self.unchanging.read, places, self.store.threads)
+        return dict(zip(places, contents, strict=True))
 
     def records(self, columns: Iterable[str]) -> pa.Table:
         """Return what is recorded of each input now, as `State.records` does."""
@@ -288,15 +298,27 @@ class Ledger:
         file = {"name": name, "content": written.content}
         return self._known(State(self.unchanging, state.table, state.parts, file))
 
-    def read_state(self, snapshot: Snapshot) -> State:
+    def read_state(
+        self,
+        snapshot: Snapshot,
+        parts: Iterable[str] | None = None,
+        fetched: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> State:
         """Return the state of a snapshot. The inputs of a part that was moved away are unknown.
+
+        Args:
+            snapshot: The snapshot.
+            parts: The names of all parts, if they have been listed already.
+            fetched: The content of files that have been fetched already.
 
         Raises:
             LedgerError: Its file is damaged.
             StoreError: Its file cannot be read.
         """
-        state = self._states.get(snapshot.state["content"]) or self._read_state(snapshot)
-        return state.without_parts(state.named_parts - {*self.part_names()})
+        state = self._states.get(snapshot.state["content"]) or self._read_state(snapshot, fetched)
+        return state.without_parts(
+            state.named_parts - {*(self.part_names() if parts is None else parts)}
+        )
 
     def _known(self, state: State) -> State:
         """Keep a state, and that before it."""
@@ -304,10 +326,11 @@ class Ledger:
         self._states = {one.file["content"]: one for one in (*last, state) if one.file}
         return state
 
-    def _read_state(self, snapshot: Snapshot) -> State:
-        place = self.store.url_of(snapshot.state["name"])
-        with self.store.open(snapshot.state["name"]) as source:
-            data = source.read_buffer()
+    def _read_state(self, snapshot: Snapshot, fetched: Mapping[str, bytes]) -> State:
+        name = snapshot.state["name"]
+        place = self.store.url_of(name)
+        with BytesIO(fetched[name]) if name in fetched else self.store.open(name) as source:
+            data = source.read()
         if hash_bytes(data) != snapshot.state["content"]:
             raise LedgerError(
                 f"{place}: is damaged. Its content does not match the hash in the snapshot. Move "

@@ -224,12 +224,13 @@ def _plan(
 ) -> Prepared:
     step = fitted(step, manifest)
     step.check_input_kind(is_folder=job.is_over_folders)
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         listed = pool.submit(ledger.released)
         state = state or ledger.state()
+        steps = pool.submit(EarlierSteps, ledger, state)
         records = state.records([*PLANNED_COLUMNS, *(["carried"] if step.takes_rows else [])])
-    released = listed.result()
-    options, earlier = job.options.run, EarlierSteps(ledger, state)
+    released, earlier = listed.result(), steps.result()
+    options = job.options.run
     if not options.replace_step:
         earlier.check_same(job)
     matched = match_records(records, manifest.inputs)
