@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pipe
 from multiprocessing.context import ForkContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
@@ -120,6 +121,34 @@ class Results:
             ring.close()
 
 
+class Indices:
+    """The queue of the indices of one worker: a pipe, which only the shard's process writes to.
+
+    A queue of multiprocessing has locks that all workers inherit, and a thread that writes.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = Pipe(duplex=False)
+
+    def put(self, item: Any) -> None:
+        """Send indices. torch sends a few at a time, so there is always room for them."""
+        self._writer.send(item)
+
+    def get(self, timeout: float) -> Any:
+        """Return the next indices. Raises queue.Empty after `timeout` seconds."""
+        if not self._reader.poll(timeout):
+            raise queue.Empty
+        return self._reader.recv()
+
+    def cancel_join_thread(self) -> None:
+        """Do nothing: there is no thread."""
+
+    def close(self) -> None:
+        """Close the pipe in this process."""
+        self._reader.close()
+        self._writer.close()
+
+
 class WorkerContext(ForkContext):
     """Creates what one DataLoader shares with its workers.
 
@@ -143,10 +172,10 @@ class WorkerContext(ForkContext):
         self.workers.append(super().Process(*args, **named))
         return self.workers[-1]
 
-    def Queue(self, maxsize: int = 0) -> Any:  # noqa: N802
+    def Queue(self, maxsize: int = 0) -> Any:  # noqa: ARG002, N802
         """Return a queue. torch first creates that of the results, then one for each worker."""
         if self._has_results:
-            return super().Queue(maxsize)
+            return Indices()
         self._has_results = True
         return self.results
 
