@@ -849,3 +849,17 @@ def test_a_dataset_may_have_a_slash_at_its_end(job, bucket, tmp_path):
     export(f"{bucket}/out/", tmp_path / "shards", to="webdataset")
     with pytest.raises(OptionError, match="inside the dataset"):
         export(f"{bucket}/out/", f"{bucket}/out/shards", to="webdataset")
+
+
+@pytest.mark.parametrize("credentials", ["process"], indirect=True)
+def test_a_program_for_credentials_that_fails_once_is_asked_again(bucket, credentials, tmp_path):
+    credentials("second")
+    program = tmp_path / "program"
+    program.write_text(
+        f'#!/bin/sh\ncd "{tmp_path}"\nmkdir asked 2>/dev/null && exit 1\ncat answer.json\n'
+    )
+    program.chmod(0o755)
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = {program}\n")
+    obstore_s3.forget_settings()
+    obstore_s3.prepare([f"{bucket}/none"])
+    assert (tmp_path / "asked").is_dir()

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,6 +30,7 @@ _OPTIONS = {"key", "secret", "token", "anon", "profile", "endpoint_url", "client
 _CLIENT_OPTIONS = {"endpoint_url", "region_name"}
 _AMAZON = (".amazonaws.com", ".amazonaws.com.cn")
 _DEFAULT_REGION = "us-east-1"
+_MORE_TRIES = 2
 # obstore requests credentials again five minutes before they expire. botocore renews its own
 # credentials at the latest ten minutes before they expire.
 _CREDENTIALS_LIFE = timedelta(minutes=10)
@@ -154,7 +155,7 @@ def _read_settings(bucket: str, options: Mapping[str, Any]) -> S3Settings | None
     session = botocore.session.Session(profile=options.get("profile"))
     if options.get("key") and options.get("secret"):
         session.set_credentials(options["key"], options["secret"], options.get("token"))
-    credentials = None if options.get("anon") else session.get_credentials()
+    credentials = None if options.get("anon") else _ask_again(session.get_credentials)
     if credentials is None and not options.get("anon"):
         raise NoCredentialsError
     endpoint = options.get("endpoint_url") or extra.get("endpoint_url")
@@ -171,6 +172,16 @@ def _read_settings(bucket: str, options: Mapping[str, Any]) -> S3Settings | None
         credentials=credentials,
         certificates=Path(certificates).read_bytes() if certificates else None,
     )
+
+
+def _ask_again(ask: Callable[[], Any]) -> Any:
+    """Call a function that may start the user's program for credentials, which may fail once."""
+    from botocore.exceptions import CredentialRetrievalError
+
+    for _ in range(_MORE_TRIES):
+        with suppress(CredentialRetrievalError):
+            return ask()
+    return ask()
 
 
 def _region_of(client: Any, bucket: str) -> str | None:
@@ -192,7 +203,7 @@ def _open_store(bucket: str, settings: S3Settings) -> "S3Store | None":
         return None
 
     def current_credentials() -> "S3Credential":
-        found = settings.credentials.get_frozen_credentials()
+        found = _ask_again(settings.credentials.get_frozen_credentials)
         return {
             "access_key_id": found.access_key,
             "secret_access_key": found.secret_key,
