@@ -852,14 +852,14 @@ def test_a_dataset_may_have_a_slash_at_its_end(job, bucket, tmp_path):
 
 
 @pytest.mark.parametrize("credentials", ["process"], indirect=True)
-def test_a_program_for_credentials_that_fails_once_is_asked_again(bucket, credentials, tmp_path):
+def test_a_program_for_credentials_that_fails_once_is_called_again(bucket, credentials, tmp_path):
     credentials("second")
     program = tmp_path / "program"
     program.write_text(
-        f'#!/bin/sh\ncd "{tmp_path}"\nmkdir asked 2>/dev/null && exit 1\ncat answer.json\n'
+        f'#!/bin/sh\ncd "{tmp_path}"\nmkdir called 2>/dev/null && exit 1\ncat answer.json\n'
     )
     program.chmod(0o755)
     (tmp_path / "config").write_text(f"[default]\ncredential_process = {program}\n")
     obstore_s3.forget_settings()
     obstore_s3.prepare([f"{bucket}/none"])
-    assert (tmp_path / "asked").is_dir()
+    assert (tmp_path / "called").is_dir()

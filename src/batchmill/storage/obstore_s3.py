@@ -155,7 +155,7 @@ def _read_settings(bucket: str, options: Mapping[str, Any]) -> S3Settings | None
     session = botocore.session.Session(profile=options.get("profile"))
     if options.get("key") and options.get("secret"):
         session.set_credentials(options["key"], options["secret"], options.get("token"))
-    credentials = None if options.get("anon") else _ask_again(session.get_credentials)
+    credentials = None if options.get("anon") else _call_again(session.get_credentials)
     if credentials is None and not options.get("anon"):
         raise NoCredentialsError
     endpoint = options.get("endpoint_url") or extra.get("endpoint_url")
@@ -174,14 +174,14 @@ def _read_settings(bucket: str, options: Mapping[str, Any]) -> S3Settings | None
     )
 
 
-def _ask_again(ask: Callable[[], Any]) -> Any:
+def _call_again(call: Callable[[], Any]) -> Any:
     """Call a function that may start the user's program for credentials, which may fail once."""
     from botocore.exceptions import CredentialRetrievalError
 
     for _ in range(_MORE_TRIES):
         with suppress(CredentialRetrievalError):
-            return ask()
-    return ask()
+            return call()
+    return call()
 
 
 def _region_of(client: Any, bucket: str) -> str | None:
@@ -203,7 +203,7 @@ def _open_store(bucket: str, settings: S3Settings) -> "S3Store | None":
         return None
 
     def current_credentials() -> "S3Credential":
-        found = _ask_again(settings.credentials.get_frozen_credentials)
+        found = _call_again(settings.credentials.get_frozen_credentials)
         return {
             "access_key_id": found.access_key,
             "secret_access_key": found.secret_key,
