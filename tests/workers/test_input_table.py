@@ -262,7 +262,9 @@ class Passes(RuleBasedStateMachine):
         if final is None:
             assert outcome.kind in ("failed", "oom", "crashed")
             assert self.faults[index] <= RETRIES
-            self.due[index] = self.now + max(0.5, outcome.retry_after)
+            # Each fault doubles the pause, also one that was only suspected before.
+            pause = 0.5 * 2.0 ** (self.table.unfinished()[index].faults - 1)
+            self.due[index] = self.now + max(pause, outcome.retry_after)
             return
         assert index not in self.final
         if outcome.kind == "missing":
