@@ -6,7 +6,6 @@ PARTS = f"{LEDGER_FOLDER}/parts"
 RUNS = f"{LEDGER_FOLDER}/runs"
 RELEASED = f"{LEDGER_FOLDER}/released"
 STEPS = f"{LEDGER_FOLDER}/steps"
-PARTITIONS = f"{LEDGER_FOLDER}/partitions"
 LEASES = f"{LEDGER_FOLDER}/lease"
 SNAPSHOTS = f"{LEDGER_FOLDER}/snapshots"
 # The names of the versions that stay.
@@ -20,7 +19,7 @@ SAVED_MANIFEST = f"{LEDGER_FOLDER}/manifest.parquet"
 LEDGER_NAMES = {
     name.rpartition("/")[2]
     for name in (
-        *(FORMAT, PARTS, RUNS, RELEASED, STEPS, PARTITIONS),
+        *(FORMAT, PARTS, RUNS, RELEASED, STEPS),
         *(LEASES, SNAPSHOTS, STAGING, SAVED_MANIFEST, KEPT, PROOFS),
     )
 }

@@ -11,7 +11,7 @@ import pytest
 
 from batchmill import LedgerError, OptionError
 from batchmill.digests import input_id
-from batchmill.layout import LEASES, METADATA, PACKS, PARTITIONS, PARTS, SNAPSHOTS, STAGING, TABLES
+from batchmill.layout import LEASES, METADATA, PACKS, PARTS, SNAPSHOTS, STAGING, TABLES
 from batchmill.ledger.json_file import sealed
 from batchmill.ledger.lease import lease
 from batchmill.ledger.ledger import Ledger
@@ -114,7 +114,7 @@ class Dataset:
         self.ledger.write_summary(run, summary)
 
     def assign(self, run, *rows):
-        """Write an assignment, and return the name of its file."""
+        """Write an assignment, and return its file."""
         columns = dict(zip(SCHEMA.names, zip(*rows, strict=True), strict=True))
         assignment = Assignment(partitioning=HALVES, rows=pa.table(columns, SCHEMA))
         return write_assignment(self.ledger, run, assignment)
@@ -399,8 +399,7 @@ def test_each_leak_of_the_published_table_is_reported_once(dataset, published, a
     columns = {"input": [*published] * 2, "partition": [*published.values()] * 2}
     more = {"assigned": [*assigned, (None, "group:removed", OTHER, False)]}
     dataset.publish(1, HALVES, **more, **columns)
-    for name in dataset.store.names(PARTITIONS):
-        dataset.store.delete(f"{PARTITIONS}/{name}")
+    dataset.store.delete(dataset.ledger.snapshots.partitions_name(1))
     assert "partitions is missing" in str(list(find_leaks(dataset.ledger)))
     dataset.publish(1, HALVES, **more, **columns)
     assert list(find_leaks(dataset.ledger)) == expected

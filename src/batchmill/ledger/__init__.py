@@ -8,6 +8,7 @@
       snapshots/RUN.json           the state that a run has left, and what made it; a version
       snapshots/RUN-state.parquet  a row for each known input
       snapshots/RUN-table.parquet  the table of a version
+      snapshots/RUN-partitions.parquet  the partition of each input
       runs/RUN/plan.arrow          the inputs that a run executes
       runs/RUN/plan.json           the settings of the run, and the hashes of plan.arrow
       runs/RUN/summary.json        how the run ended, with a hash
@@ -21,7 +22,6 @@
       runs/RUN/split/SHARD-from    the first row of the plan that the shard left to others
       steps/IDENTITY.json          the description of a step
       released/RUN-ID.json         inputs whose outcomes up to RUN do not count
-      partitions/RUN.parquet       the partition of each input, from RUN on
       kept.json                    the names of the versions that stay
       lease/NUMBER.json            the process that holds the dataset
       manifest.parquet             the manifest, if it was not a file

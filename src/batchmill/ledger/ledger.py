@@ -4,7 +4,6 @@ import json
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from io import BytesIO
 from itertools import chain, groupby
 from types import MappingProxyType
 from typing import Any
@@ -13,17 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchmill.errors import LedgerError, StoreError
-from batchmill.layout import (
-    FORMAT,
-    MERGED,
-    PARTITIONS,
-    PARTS,
-    PROOFS,
-    RELEASED,
-    RUNS,
-    SNAPSHOTS,
-    SUMMARY,
-)
+from batchmill.layout import FORMAT, MERGED, PARTS, PROOFS, RELEASED, RUNS, SNAPSHOTS, SUMMARY
 from batchmill.ledger.json_file import (
     SealedRecords,
     StepDescriptions,
@@ -44,6 +33,10 @@ from batchmill.storage.store import write_and_hash
 
 # The key of the names of parts in the metadata of a state's file.
 _PARTS_KEY = b"batchmill.parts"
+_NO_STATE = (
+    "Move it and the snapshot away, and run the same command again. The earlier snapshot and later "
+    "outcomes then count."
+)
 
 
 class Ledger:
@@ -144,7 +137,7 @@ class Ledger:
         A partial backup may lack the folders of runs. A new run must have a higher number than all
         recorded outcomes, because the record of the latest run wins.
         """
-        names = chain(*self._names_in(PARTS, RELEASED, PARTITIONS, SNAPSHOTS, RUNS))
+        names = chain(*self._names_in(PARTS, RELEASED, SNAPSHOTS, RUNS))
         numbers = (re.match("[0-9]+", name.removeprefix(MERGED)) for name in names)
         return max((int(found[0]) for found in numbers if found), default=0)
 
@@ -275,7 +268,11 @@ class Ledger:
         """Fetch the last snapshot and its state from a bucket at the same time."""
         if self.unchanging is self.store:
             return {}
-        last = [name for name in names if name[:6] == names[-1][:6] and "table" not in name]
+        last = [
+            name
+            for name in names
+            if name[:6] == names[-1][:6] and name.endswith((".json", "-state.parquet"))
+        ]
         places = [f"{SNAPSHOTS}/{name}" for name in last]
         contents = in_threads(self.unchanging.read, places, self.store.threads)
         return dict(zip(places, contents, strict=True))
@@ -320,6 +317,28 @@ class Ledger:
             state.named_parts - {*(self.part_names() if parts is None else parts)}
         )
 
+    def read_file(
+        self, file: Mapping[str, str], remedy: str, fetched: bytes | None = None
+    ) -> bytes:
+        """Return the content of a file that a snapshot names.
+
+        Args:
+            file: Its `name`, and its `content`: a hash.
+            remedy: The advice in the message about a damaged file.
+            fetched: Its content, if it has been fetched already.
+
+        Raises:
+            LedgerError: The file is damaged.
+            StoreError: It cannot be read.
+        """
+        data = self.store.read(file["name"]) if fetched is None else fetched
+        if hash_bytes(data) != file["content"]:
+            raise LedgerError(
+                f"{self.store.url_of(file['name'])}: is damaged. Its content does not match the "
+                f"hash in the snapshot. {remedy}"
+            )
+        return data
+
     def _known(self, state: State) -> State:
         """Keep a state, and that before it."""
         last = [*self._states.values()][-1:]
@@ -327,17 +346,8 @@ class Ledger:
         return state
 
     def _read_state(self, snapshot: Snapshot, fetched: Mapping[str, bytes]) -> State:
-        name = snapshot.state["name"]
-        place = self.store.url_of(name)
-        with BytesIO(fetched[name]) if name in fetched else self.store.open(name) as source:
-            data = source.read()
-        if hash_bytes(data) != snapshot.state["content"]:
-            raise LedgerError(
-                f"{place}: is damaged. Its content does not match the hash in the snapshot. Move "
-                "it and the snapshot away, and run the same command again. The earlier snapshot "
-                "and later outcomes then count."
-            )
-        file = pq.ParquetFile(pa.BufferReader(data))
+        data = fetched.get(snapshot.state["name"])
+        file = pq.ParquetFile(pa.BufferReader(self.read_file(snapshot.state, _NO_STATE, data)))
         batches = file.iter_batches(SLICE_ROWS)
         tables = (pa.Table.from_batches([one]).cast(STATE_SCHEMA) for one in batches)
         names = json.loads(file.schema_arrow.metadata[_PARTS_KEY])

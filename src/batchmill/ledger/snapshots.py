@@ -34,7 +34,8 @@ class Snapshot:
         made_of: A hash of everything that the tables depend on.
         tables: The size in bytes, the content hash and the number of rows of each table at the top
             of the dataset after the run. Empty before the first version.
-        assignment: The name of the file with the partitions. Empty without partitions.
+        assignment: The `name` of the file with the partitions, the `content`: a hash, and the
+            `partitioning`: their options. Empty without partitions.
         adoptions: The results of earlier code that are in use, as dicts of `Adoption`.
     """
 
@@ -46,7 +47,7 @@ class Snapshot:
     settings: Mapping[str, Any] = field(repr=False)
     made_of: str = field(repr=False)
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
-    assignment: str = ""
+    assignment: Mapping[str, Any] = field(default_factory=dict, repr=False)
     adoptions: Sequence[Mapping[str, Any]] = ()
 
     @property
@@ -145,13 +146,18 @@ class Snapshots(SealedRecords[Snapshot]):
         """Return the name of the file in the store with the state that a run has left."""
         return f"{SNAPSHOTS}/{number:06d}-state.parquet"
 
+    def partitions_name(self, number: int) -> str:
+        """Return the name of the file in the store with the partitions that a run has published."""
+        return f"{SNAPSHOTS}/{number:06d}-partitions.parquet"
+
     def remove_incomplete(self) -> None:
-        """Remove states and tables that no snapshot names, which killed runs have left."""
+        """Remove files that no snapshot names, which killed runs and old snapshots have left."""
         known = {f"{number:06d}" for number in self.numbers()}
-        states = {snapshot.state["name"] for snapshot in self.read_all()}
+        snapshots = self.read_all()
+        named = {file.get("name") for one in snapshots for file in (one.state, one.assignment)}
         for name in self._store.names(SNAPSHOTS):
             place = f"{SNAPSHOTS}/{name}"
-            if name[:6] not in known and place not in states:
+            if name[:6] not in known and place not in named:
                 self._store.delete(place)
 
     def names(self) -> dict[str, int]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.digests import input_id
-from batchmill.layout import FILES, LEASES, PARTITIONS, RELEASED, STAGING
+from batchmill.layout import FILES, LEASES, RELEASED, STAGING
 from batchmill.ledger.json_file import read_json
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.outputs import file_names, packed_paths
@@ -85,10 +85,6 @@ def sweep(ledger: Ledger, state: State, run: int, kept: int | None) -> None:
         rewrite_packs(store, reduce(or_, map(packed_paths, records)))
     _remove_unrecorded(store, state.of_run(run), states)
     ledger.delete_parts({*ledger.part_names()} - named)
-    assignments = {one.assignment for one in remaining}
-    for name in store.names(PARTITIONS):
-        if f"{PARTITIONS}/{name}" not in assignments:
-            store.delete(f"{PARTITIONS}/{name}")
 
 
 def _lost_results(

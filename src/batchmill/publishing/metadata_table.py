@@ -154,12 +154,10 @@ def _chunk(
     For each column that is not declared, `kinds` gets an input for each kind of its values. `keys`
     gets the columns of these rows, up to `limit`.
     """
-    rows: list[dict[str, Any]] = []
-    owners: list[int] = []
-    for index, text in enumerate(records["rows"].to_pylist()):
-        made = json.loads(text)
-        rows += made
-        owners += [index] * len(made)
+    # One call for all texts takes half the time of one for each.
+    made: list[list[dict[str, Any]]] = json.loads(f"[{','.join(records['rows'].to_pylist())}]")
+    rows = [row for of_input in made for row in of_input]
+    owners = np.repeat(np.arange(len(made)), [*map(len, made)])
     owner = pa.array(owners, pa.int64())
     columns: dict[str, Column] = {"input": records["input"].take(owner)}
     place = records["position"].take(owner)
@@ -238,6 +236,13 @@ def _cells_of(
     """
     cells: dict[str, tuple[list[int], list[Any]]] = {}
     more: list[str | None] = [None] * len(rows)
+    first = rows[0].keys() if rows else set[str]()
+    if len(keys | first) <= limit and all(row.keys() == first for row in rows):
+        # Most steps return the same keys for each input.
+        keys.update(first)
+        places = [*range(len(rows))]
+        cells = {key: (places, [row[key] for row in rows]) for key in first}
+        rows = ()
     for number, row in enumerate(rows):
         others = {}
         for key, value in row.items():

@@ -71,11 +71,11 @@ def publish_changes(prepared: Prepared, run: int) -> str:
         settings=settings,
         made_of=_made_of(prepared, file["content"], spec.declared),
         tables=last.tables if last else {},
-        assignment=last.assignment if last else "",
+        assignment=last.assignment if last else {},
         adoptions=_adoptions(prepared, run, last),
     )
     is_same = last is not None and (last.made_of, last.origin) == (now.made_of, now.origin)
-    is_same = is_same and (not now.assignment or store.exists(now.assignment))
+    is_same = is_same and (not now.assignment or store.exists(now.assignment["name"]))
     if version and last and is_same and last.shown and _are_whole(ledger, last, version):
         with store.open(METADATA) as file:  # The expectations of this run may be others.
             return check_table(pq.read_table(file), spec, ledger) if spec.policy.expect else ""
