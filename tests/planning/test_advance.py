@@ -127,7 +127,7 @@ def test_an_input_whose_file_vanished_during_the_run_keeps_its_outcome(ledger):
 def test_new_times_of_unchanged_inputs_are_recorded(ledger):
     commit(ledger, 1, a="ok", b="failed", c="ok")
     state, now = ledger.state(), manifest_of("a", "b", mtime_ns=7)
-    same = FileChanges(contents={"a": "c", "b": "other"})
+    same = FileChanges(contents=pa.chunked_array([["c", "other"]]))
     state = advanced(state, now, changes=same)
     assert seen(state, "mtime_ns") == {"a": (7,), "b": (1,), "c": (1,)}
     assert seen(state, "outcome", "run")["a"] == ("ok", 1)
@@ -170,7 +170,7 @@ def test_prune_failed_keeps_the_results_of_ok_inputs_and_of_those_that_still_wai
     commit(ledger, 2, b="failed", c="failed")
     state = ledger.state()
     # The files of c and d have changed. The run has executed only d, e and f.
-    changes = FileChanges(contents={"a": "c", "b": "c", "c": "other", "d": "other"})
+    changes = FileChanges(contents=pa.chunked_array([["c", "c", "other", "other", None, None]]))
     now = commit(ledger, 3, d="failed", e="missing", f="ok")
     manifest = manifest_of(*"abcdef", mtime_ns=2)
     state = advanced(state, manifest, now, changes=changes, prune_failed=True)

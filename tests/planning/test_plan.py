@@ -101,7 +101,7 @@ def test_a_changed_file_is_executed_again(change):
     [("xxh128:5", {}), ("xxh128:6", {"a": "changed"}), ("", {"a": "changed"})],
 )
 def test_a_file_with_another_time_is_compared_by_content(content, expected):
-    changes = FileChanges(contents={"a": content})
+    changes = FileChanges(contents=pa.chunked_array([[content or None]], pa.string()))
     plan = make_plan(
         manifest_of("a", mtime_ns=2), records_of(a="ok"), Criteria("s", changes=changes)
     )

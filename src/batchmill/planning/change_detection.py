@@ -1,7 +1,7 @@
 """Detect which files a plan depends on have changed: inputs, and outputs of earlier runs."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial, reduce
 
 import numpy as np
@@ -30,12 +30,12 @@ class FileChanges:
     """Differences between the ledger's records and the files.
 
     Attributes:
-        contents: The content hash of each input with the recorded size but other TIMES.
-            Empty text if the file cannot be read.
+        contents: The content hash of each input of the manifest that has the recorded size but
+            other TIMES. Null for others, and if the file cannot be read. None: all are null.
         damaged: Inputs with an output that is missing or has another size than recorded.
     """
 
-    contents: Mapping[str, str] = field(default_factory=dict)
+    contents: pa.ChunkedArray | None = None
     damaged: frozenset[str] = frozenset()
 
 
@@ -67,38 +67,39 @@ def detect_changes(
     """
     # Inputs recorded with another step are executed again in any case.
     is_ours = pc.is_in(done["step"], value_set=pa.array(sorted(identities), pa.string()))
-    contents: dict[str, str] = {}
-    for start, part in manifest.slices():
-        own = is_ours.slice(start, len(part))
-        recorded = done.slice(start, len(part)).filter(own)
-        contents |= _read_unclear(part, recorded, part.inputs.filter(own), folders=folders)
+    contents = [
+        _read_unclear(
+            *(part, done.slice(start, len(part)), is_ours.slice(start, len(part))), folders=folders
+        )
+        for start, part in manifest.slices()
+    ]
     has_files = pc.greater(pc.list_value_length(done["outputs"]), 0)
     has_files = pc.and_(has_files, pc.equal(done["outcome"], "ok"))
     made = select(done.select(["input", "outputs"]), pc.and_(is_ours, has_files).fill_null(False))
     # In one call, because a bucket may list all outputs.
-    return FileChanges(contents=contents, damaged=frozenset(_find_damaged(made, store)))
+    damaged = frozenset(_find_damaged(made, store))
+    return FileChanges(contents=pa.chunked_array(contents, pa.string()), damaged=damaged)
 
 
 def _read_unclear(
-    manifest: Manifest, recorded: pa.Table, current: pa.Table, *, folders: bool
-) -> dict[str, str]:
+    manifest: Manifest, recorded: pa.Table, is_ours: pa.ChunkedArray, *, folders: bool
+) -> pa.Array:
     """Return the content of each input that its size and times do not show to be unchanged."""
+    current = manifest.inputs
     has_unknown_time = pc.equal(current["mtime_ns"], remote.UNKNOWN_TIME)
-    is_unclear = pc.and_(
-        pc.invert(has_other_size(recorded, current)),
-        pc.or_(has_other_time(recorded, current), has_unknown_time),
-    )
+    may_differ = pc.or_(has_other_time(recorded, current), has_unknown_time)
     # The content of an input that its step reads in parts is unknown, so another time is a change.
-    is_unclear = pc.and_(is_unclear, pc.not_equal(recorded["content"], "").fill_null(True))
-    unclear = current.filter(is_unclear)
-    names = unclear["input"].to_pylist()
-    place = pc.index_in(unclear["input"], value_set=manifest.inputs["input"])
-    tables = {name: table.take(place) for name, table in manifest.companions.items()}
-    companions = companion_rows(tables, len(unclear))
-    files = list(zip(names, unclear["etag"].to_pylist(), companions, strict=True))
+    has_content = pc.not_equal(recorded["content"], "").fill_null(True)
+    masks = (is_ours, may_differ, pc.invert(has_other_size(recorded, current)), has_content)
+    rows = pc.indices_nonzero(reduce(pc.and_, masks))
+    unclear = current.take(rows)
+    tables = {name: table.take(rows) for name, table in manifest.companions.items()}
+    companions = companion_rows(tables, len(rows))
+    columns = (unclear["input"].to_pylist(), unclear["etag"].to_pylist(), companions)
     read = partial(_read_contents, manifest.root, folders=folders)
-    contents = in_threads(lambda one: read(*one), files, _THREADS)
-    return dict(zip(names, contents, strict=True))
+    contents = in_threads(lambda one: read(*one), [*zip(*columns, strict=True)], _THREADS)
+    place = pc.index_in(pa.array(np.arange(len(current), dtype=np.uint64)), value_set=rows)
+    return pa.array([content or None for content in contents], pa.string()).take(place)
 
 
 def has_other_size(recorded: pa.Table, current: pa.Table) -> pa.ChunkedArray:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from batchmill.manifest import Manifest
 from batchmill.manifest.file_stats import MISSING_SIZE
 from batchmill.planning.change_detection import FileChanges, has_other_size, has_other_time
+from batchmill.storage.large_tables import Column
 from batchmill.storage.remote import UNKNOWN_TIME
 from batchmill.urls import is_web, join
 
@@ -62,12 +63,13 @@ class Criteria:
     adopted_steps: Collection[str] = ()
 
 
-def decide(manifest: Manifest, done: pa.Table, criteria: Criteria) -> pa.Table:
+def decide(manifest: Manifest, done: pa.Table, contents: Column, criteria: Criteria) -> pa.Table:
     """Return the decisions about some inputs, with the columns of DECISIONS.
 
     Args:
         manifest: A part of the manifest.
         done: The record of each of its inputs, null without one.
+        contents: The present content of each of its inputs, null if it was not read.
         criteria: The rules of the decision.
     """
     inputs = manifest.inputs
@@ -77,8 +79,7 @@ def decide(manifest: Manifest, done: pa.Table, criteria: Criteria) -> pa.Table:
     is_other_size = has_other_size(done, inputs)
     is_other_time = has_other_time(done, inputs)
     has_same_content = pc.and_(
-        pc.equal(done["content"], _content_hashes(names, criteria.changes)),
-        pc.invert(is_other_size),
+        pc.equal(done["content"], contents), pc.invert(is_other_size)
     ).fill_null(False)
     may_differ = pc.or_(is_other_time, pc.equal(inputs["mtime_ns"], UNKNOWN_TIME))
     is_other_file = pc.or_(is_other_size, pc.and_(may_differ, pc.invert(has_same_content)))
@@ -119,13 +120,6 @@ def _is_unreadable(manifest: Manifest, done: pa.Table) -> pa.ChunkedArray:
     absent = names.filter(pc.and_(is_ok, is_absent)).to_pylist()
     found = [name for name in absent if not is_web(join(manifest.root, name))]
     return pc.is_in(names, value_set=pa.array(found, pa.string()))
-
-
-def _content_hashes(names: Sequence[str], changes: FileChanges) -> pa.Array:
-    """Return the hash of each input that was read; null for inputs not read or unreadable."""
-    if not changes.contents:
-        return pa.nulls(len(names), pa.string())
-    return pa.array([changes.contents.get(name) or None for name in names], pa.string())
 
 
 def _among(names: Sequence[str], chosen: Set[str]) -> pa.Array:

@@ -90,9 +90,17 @@ def make_plan(
     """
     names = manifest.inputs["input"]
     matched = matched or match_records(records, manifest.inputs)
+    contents = criteria.changes.contents
+    if contents is None:
+        contents = pa.nulls(len(manifest), pa.string())
     decided = collected(
         (
-            decide(part, matched.done.slice(start, len(part)), criteria)
+            decide(
+                part,
+                matched.done.slice(start, len(part)),
+                contents.slice(start, len(part)),
+                criteria,
+            )
             for start, part in manifest.slices()
         ),
         DECISIONS,

@@ -4,6 +4,7 @@ A task receives a range of rows, not a list of inputs. So its cost does not depe
 inputs.
 """
 
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -69,6 +70,7 @@ class RunSpec:
         takes_rows: True if the step receives the manifest's other columns.
         file_columns: The names of the manifest's columns with companions of the inputs.
         folders: True if the inputs are folders.
+        schema: The Arrow schema of the manifest's other columns, in base64.
         declared: The Arrow type of each column that has one, because the step declares it.
         concurrency: Inputs at a time in each worker.
         pace_seconds: The shortest time between the begin of two attempts in a shard. 0: no limit.
@@ -99,6 +101,7 @@ class RunSpec:
     unsampled: int = 0
     file_columns: Sequence[str] = ()
     folders: bool = False
+    schema: str = ""
     declared: Mapping[str, str] = field(default_factory=dict)
     concurrency: int = 1
     pace_seconds: float = 0.0
@@ -110,6 +113,11 @@ class RunSpec:
         return sum(count for reason, count in self.counts.items() if reason != "withdrawn")
 
     @property
+    def manifest_schema(self) -> pa.Schema:
+        """The Arrow types of the manifest's other columns."""
+        return pa.ipc.read_schema(pa.py_buffer(b64decode(self.schema)))
+
+    @property
     def enough_failures(self) -> int | None:
         """The number of failures above which the run stops early. None: it never stops early."""
         return self.policy.failures_allowed(self.inputs) if self.policy.fail_fast else None
@@ -118,6 +126,7 @@ class RunSpec:
 def write_run_plan(prepared: Prepared, run: int, layout: Layout, token: str = "") -> None:
     """Write a run's plan, with its inputs in the order of the shards."""
     job, plan, manifest, ledger = prepared.job, prepared.plan, prepared.manifest, prepared.ledger
+    types = manifest.manifest_columns.schema.remove_metadata()
     spec = RunSpec(
         run=run,
         counts=plan.counts,
@@ -143,6 +152,7 @@ def write_run_plan(prepared: Prepared, run: int, layout: Layout, token: str = ""
         unsampled=0 if plan.left is None else len(plan.left),
         file_columns=list(manifest.companions),
         folders=job.is_over_folders,
+        schema=b64encode(types.serialize()).decode(),
         declared=prepared.step.declared.columns if prepared.step.declared else {},
         concurrency=layout.concurrency,
         pace_seconds=layout.pace_seconds,

@@ -21,7 +21,7 @@ from batchmill.planning.decisions import Criteria
 from batchmill.planning.job import Job
 from batchmill.planning.plan import PLANNED_COLUMNS, make_plan, match_records
 from batchmill.planning.prepare import Prepared
-from batchmill.planning.run_spec import RunSpec, read_inputs, spec_of
+from batchmill.planning.run_spec import RunSpec, spec_of
 from batchmill.planning.sample import random_sample
 from batchmill.runs.discarded_job import RESULT_COLUMNS
 from batchmill.shards.inputs import load_planned_step, pickled_step_name
@@ -136,9 +136,7 @@ class RecordedVersion:
 
     def _typed(self, columns: pa.Table, rows: list[dict[str, Any]]) -> pa.Table:
         """Return the other columns with the types that the run had. JSON has no dates."""
-        schema = read_inputs(self.ledger, self.spec.run, 0, 0).schema
-        kind = schema.field("carried").type if "carried" in schema.names else pa.struct([])
-        for field in kind:
+        for field in self.spec.manifest_schema:
             place = columns.schema.get_field_index(field.name)
             values = [row.get(field.name) for row in rows]
             is_text = pa.types.is_temporal(field.type) or pa.types.is_decimal(field.type)
