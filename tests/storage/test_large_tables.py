@@ -79,3 +79,12 @@ def test_a_full_temporary_folder_is_named(monkeypatch):
     monkeypatch.setattr(large_tables.tempfile, "tempdir", "/nowhere")
     with pytest.raises(StoreError, match=r"/nowhere: No such file.* Set TMPDIR"):
         collected([TABLE], TABLE.schema)
+
+
+def test_take_joins_few_wide_rows_at_a_time(monkeypatch):
+    monkeypatch.setattr(large_tables, "MAPPED_BYTES", 10_000)
+    wide = pa.table({"text": [f"{number:1000}" for number in range(100)]})
+    rows = pa.array([*range(99, -1, -1)])
+    found = take(wide, rows)
+    assert found["text"].to_pylist() == wide["text"].to_pylist()[::-1]
+    assert max(len(chunk) for chunk in found["text"].chunks) <= 11

@@ -144,9 +144,11 @@ def take(table: pa.Table, rows: pa.Array) -> pa.Table:
     if not batches:  # It has no rows, or no columns.
         return table.take(rows) if table.num_columns else table
     starts = np.cumsum([0, *map(len, batches)])[:-1]
+    # The rows of a part are joined in memory.
+    count = min(SLICE_ROWS, 1 + MAPPED_BYTES * len(table) // (1 + table.nbytes))
     parts = (
-        _taken(table.schema, batches, starts, rows.slice(start, SLICE_ROWS))
-        for start in range(0, len(rows), SLICE_ROWS)
+        _taken(table.schema, batches, starts, rows.slice(start, count))
+        for start in range(0, len(rows), count)
     )
     return collected(parts, table.schema)
 
@@ -164,7 +166,6 @@ def _taken(
     ]
     place = np.full(len(rows), -1)
     place[np.flatnonzero(np.asarray(rows.is_valid()))[order]] = np.arange(len(order))
-    # The rows of a slice are few, so they are joined.
     joined = pa.Table.from_batches(found, schema).combine_chunks()
     return joined.take(pa.array(place, mask=place < 0))
 
