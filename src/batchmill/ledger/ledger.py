@@ -20,11 +20,12 @@ from batchmill.ledger.json_file import (
     read_sealed,
     sealed,
 )
+from batchmill.ledger.outcomes import outcomes_in
 from batchmill.ledger.parts import VERSION, Origin, as_part, read_part, write_hashed
 from batchmill.ledger.proofs import Proof
 from batchmill.ledger.run_control import RunControl
 from batchmill.ledger.snapshots import Snapshot, Snapshots
-from batchmill.ledger.state import STATE_SCHEMA, State, outcomes_in
+from batchmill.ledger.state import STATE_SCHEMA, State
 from batchmill.outcome import Outcome
 from batchmill.storage import Store, if_exists, in_threads, read_once
 from batchmill.storage.fingerprints import hash_bytes

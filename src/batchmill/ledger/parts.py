@@ -10,6 +10,7 @@ from collections.abc import Container, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -19,7 +20,7 @@ from batchmill.errors import LedgerError
 from batchmill.layout import FILES, PACKS, PARTS
 from batchmill.outcome import Outcome
 from batchmill.storage import Store, in_threads
-from batchmill.storage.large_tables import SLICE_ROWS
+from batchmill.storage.large_tables import SLICE_ROWS, Column, collected, take
 
 VERSION = 5
 # About this number of records is in memory while parts are read.
@@ -195,6 +196,38 @@ def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> 
             "again."
         )
     return table
+
+
+def fetch(
+    store: Store, parts: Sequence[str], part: Column, row: Column, columns: Sequence[str]
+) -> pa.Table:
+    """Return columns of some records, in any order.
+
+    Args:
+        store: The store of the dataset.
+        parts: The names of parts.
+        part: The number of the part of each record.
+        row: Its row in the part.
+        columns: Columns of PART_SCHEMA.
+
+    Raises the errors of `read_part`.
+    """
+    schema = schema_of(columns)
+    if not len(part):
+        return schema.empty_table()
+    numbers, rows = part.to_numpy(), row.to_numpy()
+    order = np.lexsort((rows, numbers))
+    used, starts = np.unique(numbers[order], return_index=True)
+    groups = np.split(rows[order], starts[1:])
+    tables = read_parts(store, [parts[number] for number in used], schema.names)
+    found = collected(
+        (table.take(pa.array(group)) for table, group in zip(tables, groups, strict=True)), schema
+    )
+    if (np.diff(order) == 1).all():
+        return found
+    back = np.empty(len(order), np.int64)
+    back[order] = np.arange(len(order))
+    return take(found, pa.array(back))
 
 
 def _first_outside(table: pa.Table) -> str | None:

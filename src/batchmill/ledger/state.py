@@ -5,7 +5,7 @@ input keeps, its absence. It has the values that a plan compares. For the others
 and the log, it has the part and the row in it, because a part is never written again.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.ledger.parts import PART_SCHEMA, read_parts, schema_of
+from batchmill.ledger.parts import PART_SCHEMA, fetch
 from batchmill.storage import Store
-from batchmill.storage.large_tables import Column, collected, select, take
-from batchmill.storage.name_search import repeated, rows_of
+from batchmill.storage.large_tables import Column, select, take, with_column
+from batchmill.storage.name_search import rows_of
 
 OK = "ok"
 # The absence of an input that the last manifest does not list.
@@ -170,7 +170,7 @@ class State:
         for name, values in columns.items():
             if isinstance(values, pa.Array | pa.ChunkedArray):
                 values = values.filter(is_known)
-            changed = _set(changed, name, values)
+            changed = with_column(changed, name, values)
         return self._with(pa.concat_tables([self._without(rows).table, changed]))
 
     def with_outcomes(self, now: "State") -> "State":
@@ -190,12 +190,12 @@ class State:
             keeps, pc.and_(pc.equal(new["outcome"], MISSING), pc.equal(before["outcome"], OK))
         ).fill_null(False)
         first = len(self.parts)
-        new = _set(new, "part", pc.add(new["part"], first))
+        new = with_column(new, "part", pc.add(new["part"], first))
         for name, own in (("result_run", "run"), ("result_part", "part"), ("result_row", "row")):
             kept = pc.coalesce(before[name], before[own])
-            new = _set(new, name, pc.if_else(keeps, kept, _NULL))
+            new = with_column(new, name, pc.if_else(keeps, kept, _NULL))
         for name in PLACES[2]:
-            new = _set(new, name, pc.if_else(keeps, before[name], _NULL))
+            new = with_column(new, name, pc.if_else(keeps, before[name], _NULL))
         if pc.any(vanished).as_py():
             # The step was not started in this run.
             stays = before.filter(vanished)
@@ -203,7 +203,7 @@ class State:
             changes = {"attempts": 0, "absence": MISSING, "note": notes}
             changes["run"] = new.filter(vanished)["run"]
             for name, values in changes.items():
-                stays = _set(stays, name, values)
+                stays = with_column(stays, name, values)
             new = pa.concat_tables([new.filter(pc.invert(vanished)), stays])
         table = pa.concat_tables([self._without(place.drop_null()).table, new])
         return State(self.store, table, (*self.parts, *now.parts))
@@ -220,12 +220,12 @@ class State:
         new[numbers] = np.arange(len(numbers))
         renumbered, table = pa.array(new), self.table
         for name, _ in PLACES if len(numbers) < len(self.parts) else ():
-            table = _set(table, name, renumbered.take(table[name].combine_chunks()))
+            table = with_column(table, name, renumbered.take(table[name].combine_chunks()))
         return State(self.store, table, [self.parts[number] for number in numbers], self.file)
 
-    def without_parts(self, gone: Iterable[str]) -> "State":
+    def without_parts(self, gone: Container[str]) -> "State":
         """Return the inputs whose records are not in some parts."""
-        numbers = [number for number, name in enumerate(self.parts) if name in {*gone}]
+        numbers = [number for number, name in enumerate(self.parts) if name in gone]
         if not numbers:
             return self
         lost = pa.array(numbers, pa.int32())
@@ -257,81 +257,6 @@ def result_places(table: pa.Table) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
     )
 
 
-def fetch(
-    store: Store, parts: Sequence[str], part: Column, row: Column, columns: Sequence[str]
-) -> pa.Table:
-    """Return columns of some records, in any order.
-
-    Args:
-        store: The store of the dataset.
-        parts: The names of parts.
-        part: The number of the part of each record.
-        row: Its row in the part.
-        columns: Columns of PART_SCHEMA.
-
-    Raises the errors of `read_part`.
-    """
-    schema = schema_of(columns)
-    if not len(part):
-        return schema.empty_table()
-    numbers, rows = part.to_numpy(), row.to_numpy()
-    order = np.lexsort((rows, numbers))
-    used, starts = np.unique(numbers[order], return_index=True)
-    groups = np.split(rows[order], starts[1:])
-    tables = read_parts(store, [parts[number] for number in used], schema.names)
-    found = collected(
-        (table.take(pa.array(group)) for table, group in zip(tables, groups, strict=True)), schema
-    )
-    if (np.diff(order) == 1).all():
-        return found
-    back = np.empty(len(order), np.int64)
-    back[order] = np.arange(len(order))
-    return take(found, pa.array(back))
-
-
-def outcomes_in(store: Store, parts: Sequence[str]) -> State:
-    """Return the outcomes in the parts of one run.
-
-    If an input has several, an `ok` one wins: the attempt on a node that was counted as lost may
-    fail after another attempt has succeeded. Then the one of the latest attempt at the shard wins,
-    then that of the last part. No clock decides.
-
-    Raises the errors of `read_part`.
-    """
-    read = schema_of([*COPIED, "attempt"])
-    places = [STATE_SCHEMA.field("part"), STATE_SCHEMA.field("row")]
-    schema = pa.schema([*read, *places])
-
-    def numbered() -> Iterator[pa.Table]:
-        for number, table in enumerate(read_parts(store, parts, read.names)):
-            columns = [np.full(len(table), number, np.int32), np.arange(len(table), dtype=np.int32)]
-            yield pa.table([*table.columns, *columns], schema=schema)
-
-    found = collected(numbered(), schema)
-    found = select(found, _last_ones(found))
-    columns = [
-        found[field.name] if field.name in schema.names else pa.nulls(len(found), field.type)
-        for field in STATE_SCHEMA
-    ]
-    return State(store, pa.table(columns, schema=STATE_SCHEMA), parts)
-
-
-def _last_ones(records: pa.Table) -> np.ndarray:
-    """Return which records of a run count: one of each input."""
-    rows, numbers = repeated(records["input"])
-    wins = np.ones(len(records), bool)
-    if not len(rows):
-        return wins
-    found = records.select(["outcome", "attempt"]).take(pa.array(rows))
-    is_ok = np.asarray(pc.equal(found["outcome"], OK))
-    # The last key is the most important one.
-    order = np.lexsort((rows, found["attempt"].to_numpy(), is_ok, numbers))
-    is_last = np.append(np.diff(numbers[order]) != 0, True)
-    wins[rows] = False
-    wins[rows[order[is_last]]] = True
-    return wins
-
-
 def has_result(records: pa.Table) -> pa.ChunkedArray:
     """Return which records have rows and outputs: of this run, or of the `result_run`."""
     return pc.or_(pc.equal(records["outcome"], OK), pc.is_valid(records["result_run"]))
@@ -355,17 +280,8 @@ def as_shown(records: pa.Table) -> pa.Table:
         own = pc.and_(is_missing, pc.greater(records["attempts"], 0))
         is_own = pc.and_(own, records["result_run"].is_null())
         shown = pc.if_else(is_own, records["run"], records["result_run"])
-        records = _set(records, "result_run", shown)
+        records = with_column(records, "result_run", shown)
     for name, value in now.items():
         if name in records.column_names:
-            records = _set(records, name, pc.if_else(is_missing, value, records[name]))
+            records = with_column(records, name, pc.if_else(is_missing, value, records[name]))
     return records
-
-
-def _set(table: pa.Table, name: str, values: Any) -> pa.Table:
-    """Return a table with other values in a column: a column, or one value for all rows."""
-    place = table.schema.get_field_index(name)
-    kind = table.schema.field(name).type
-    if not isinstance(values, pa.Array | pa.ChunkedArray):
-        values = pa.repeat(pa.scalar(values, kind), len(table))
-    return table.set_column(place, table.schema.field(place), values.cast(kind))

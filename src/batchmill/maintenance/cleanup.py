@@ -14,7 +14,8 @@ from batchmill.layout import FILES, LEASES, RELEASED, STAGING
 from batchmill.ledger.json_file import read_json
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.outputs import file_names, packed_paths
-from batchmill.ledger.state import OK, PLACES, State, fetch, result_places
+from batchmill.ledger.parts import fetch
+from batchmill.ledger.state import OK, PLACES, State, result_places
 from batchmill.maintenance.packs import cut_packs, rewrite_packs, unused_packs
 from batchmill.storage import Store, in_threads
 from batchmill.storage.addresses import parse_address

@@ -12,6 +12,7 @@ from batchmill.layout import MERGED, PARTS
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import PART_SCHEMA, read_part, read_parts, write_hashed
 from batchmill.ledger.state import PLACES, State, result_places
+from batchmill.storage.large_tables import with_column
 
 # Reading a part takes a millisecond, so a dataset with this number opens in half a second.
 MANY_PARTS = 500
@@ -63,18 +64,14 @@ def with_merged_parts(ledger: Ledger, state: State, run: int, many: int = MANY_P
             waiting, count = [], 0
     table = used.table
     for column, values in zip(PLACES[2], result_places(table), strict=True):
-        at = table.schema.get_field_index(column)
-        known = pc.coalesce(table[column], values)
-        table = table.set_column(at, table.schema.field(at), known)
+        table = with_column(table, column, pc.coalesce(table[column], values))
     for pair in PLACES[:2]:
         own_keys, is_valid = _keys(table, *pair)
         place = np.searchsorted(keys, own_keys)
         for name, new in zip(pair, (new_parts, new_rows), strict=True):
             values = np.zeros(len(table), np.int32)
             values[is_valid] = new[place]
-            at = table.schema.get_field_index(name)
-            column = pa.array(values, mask=~is_valid)
-            table = table.set_column(at, table.schema.field(at), column)
+            table = with_column(table, name, pa.array(values, mask=~is_valid))
     return State(state.store, table, [*used.parts, *merged]).used()
 
 

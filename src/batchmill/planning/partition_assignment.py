@@ -17,6 +17,7 @@ from batchmill.manifest import Manifest
 from batchmill.partitions.groups import inherited_groups, read_groups
 from batchmill.partitions.partitioning import GROUPS, Partitioning, assign, given_by_key
 from batchmill.partitions.record import SCHEMA, Assignment, last_assignment
+from batchmill.storage.large_tables import with_column
 
 
 class Division(NamedTuple):
@@ -128,7 +129,7 @@ def _without_overruled(groups: pa.Table, listed: pa.Table, partitioning: Partiti
     is_overruled = pc.is_in(groups["group"], value_set=listed["group"])
     applies = pc.and_(is_known, pc.invert(is_overruled))
     given = pc.if_else(applies, groups["given"], pa.scalar(None, pa.string()))
-    return groups.set_column(2, GROUPS.field("given"), given)
+    return with_column(groups, "given", given)
 
 
 def without_withdrawn(assignment: Assignment, manifest: Manifest) -> Assignment:

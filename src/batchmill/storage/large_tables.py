@@ -23,6 +23,8 @@ from batchmill.errors import StoreError
 MAPPED_BYTES = 64 * 2**20
 # The number of rows that are copied to the memory at a time.
 SLICE_ROWS = 65_536
+# About this size is joined in memory.
+_JOINED_BYTES = 64 * 2**20
 _ON_DISK = os.path.join(os.sep, "var", "tmp")
 
 # The files of the tables of this process.
@@ -144,8 +146,7 @@ def take(table: pa.Table, rows: pa.Array) -> pa.Table:
     if not batches:  # It has no rows, or no columns.
         return table.take(rows) if table.num_columns else table
     starts = np.cumsum([0, *map(len, batches)])[:-1]
-    # The rows of a part are joined in memory.
-    count = min(SLICE_ROWS, 1 + MAPPED_BYTES * len(table) // (1 + table.nbytes))
+    count = min(SLICE_ROWS, 1 + _JOINED_BYTES * len(table) // (1 + table.nbytes))
     parts = (
         _taken(table.schema, batches, starts, rows.slice(start, count))
         for start in range(0, len(rows), count)
@@ -173,6 +174,15 @@ def _taken(
 def take_values(column: Column, rows: np.ndarray) -> pa.ChunkedArray:
     """Return some values of a column, in this order."""
     return take(pa.table([column], ["values"]), pa.array(rows))["values"]
+
+
+def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
+    """Return a table with other values in a column: a column, or one value for all rows."""
+    place = table.schema.get_field_index(name)
+    kind = table.schema.field(name).type
+    if not isinstance(values, pa.Array | pa.ChunkedArray):
+        values = pa.repeat(pa.scalar(values, kind), len(table))
+    return table.set_column(place, table.schema.field(place), values.cast(kind))
 
 
 def count_values(column: Column) -> Counter[Any]:
