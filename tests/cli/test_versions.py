@@ -147,7 +147,7 @@ def test_diff_names_a_damaged_table(job, command):
     table = job.dataset / ".batchmill" / "snapshots" / "000001-table.parquet"
     table.write_bytes(table.read_bytes()[:100])
     code, _, err = command("diff", job.dataset, 1, 2)
-    assert (code, f"{table}: differs from the table that was published" in err) == (2, True), err
+    assert (code, f"{table}: is damaged. Its content does not match" in err) == (2, True), err
 
 
 def test_a_version_is_verified_alone(job, command):

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from jobs import run_job
 
-from batchmill import ManifestError, OptionError, load_manifest
+from batchmill import LedgerError, ManifestError, OptionError, load_manifest
 from batchmill.ledger.open import open_output
 
 COPY = "steps_under_test:copy"
@@ -46,6 +46,15 @@ def test_datasets_can_be_chained(dataset, tmp_path):
         before = pd.read_parquet(manifest / "metadata.parquet").set_index("output")["input"]
         assert before.loc[rows["input"]].tolist() == rows["made_from"].tolist()
         assert run_job(manifest, COPY, output, times=2).executed == 0
+
+
+def test_a_dataset_with_a_damaged_table_is_rejected(dataset):
+    table = dataset / ".batchmill" / "snapshots" / "000001-table.parquet"
+    frame = pd.read_parquet(table)
+    frame["input"] = frame["input"].str.upper()
+    frame.to_parquet(table)
+    with pytest.raises(LedgerError, match=r"000001-table\.parquet: is damaged.*run the job"):
+        load_manifest(dataset)
 
 
 def test_a_dataset_cannot_be_its_own_manifest(dataset):

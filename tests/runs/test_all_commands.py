@@ -33,7 +33,7 @@ from batchmill.maintenance.merging import MANY_PARTS, with_merged_parts
 from batchmill.maintenance.verify import examine
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.runs import run as run_module
-from batchmill.runs.proof import prove, record_proof
+from batchmill.runs.proof import ProofOptions, prove, record_proof
 from batchmill.storage import is_url, open_store
 
 # `make soak` plays more.
@@ -66,7 +66,8 @@ class Sequence:
         self.log.append(f"partition {self.partition!r}")
         self.remark = 0
         self.last_run = 0
-        self.last_step = ()
+        # The results of each version, and its step.
+        self.results = {}
         self.many = MANY_PARTS
         # An input of an async step runs twice if another one dies beside it. So it may succeed.
         is_async = self.inputs.kind == "async"
@@ -199,18 +200,25 @@ class Sequence:
         assert set(executed) == expected.inputs | expected.compared
 
     def run_a_sample(self):
-        self.run(sample=self.chance.randint(1, 4))
+        self.run(sample=self.chance.randint(1, 4), expect=self.expectation(0.2))
 
     def run_with_an_expectation(self):
         """The table may break the expectation. Then nothing is published."""
-        self.run(expect=10 * self.model.factor + self.model.code + self.chance.randint(-9, 1))
+        self.run(expect=self.expectation())
 
     def run_after_an_edit(self):
         """Change only the code. Keep the results of the earlier code, or compare with them."""
         if all(record.key.factor == self.model.factor for record in self.model.records.values()):
             self.chance.choice([self.edit_the_step, self.edit_the_form])()
             way = self.chance.choice(["accept_change", "verify_change"])
-            self.run(force=False, **{way: True})
+            sample = self.chance.randint(1, 4) if self.chance.random() < 0.2 else 0
+            self.run(force=False, sample=sample, expect=self.expectation(0.2), **{way: True})
+
+    def expectation(self, share=1):
+        """Return the value that all rows must be below, in a share of the runs. 0: none."""
+        if self.chance.random() >= share:
+            return 0
+        return 10 * self.model.factor + self.model.code + self.chance.randint(-9, 1)
 
     def run_and_kill(self):
         """Kill a run at a random change of the dataset. The same command then ends."""
@@ -300,13 +308,16 @@ class Sequence:
         ledger = open_ledger(self.dataset)
         numbers = [version.number for version in ledger.snapshots.versions()]
         last, self.last_run = self.last_run, ledger.runs()[-1]
-        self.last_step = self.step()
         recorded = ledger.state().of_run(self.last_run).names.to_pylist()
-        return self.model.run(
-            options,
-            [number for number in numbers if number > last],
-            {name.removeprefix("in/") for name in recorded},
-        )
+        published = [number for number in numbers if number > last]
+        ran = self.model.run(options, published, {name.removeprefix("in/") for name in recorded})
+        results = {
+            name: record
+            for name in self.model.last_manifest
+            if (record := self.model.records.get(name)) and record.outcome == "ok"
+        }
+        self.results |= dict.fromkeys(published, (results, self.step()))
+        return ran
 
     # Other commands
 
@@ -366,32 +377,27 @@ class Sequence:
             assert f"ValueError: {self.model.files[name]}" in ran.stdout
 
     def prove(self):
-        """Make the results of the last version again. Only those kept on the user's word differ."""
+        """Make the results of a version again. Only those kept on the user's word differ."""
         model, file = self.model, self.folder / "proof.json"
-        if self.last_run not in model.versions:
-            return  # The version may have other records than the model.
+        version = self.chance.choice([*model.versions, max(model.versions, default=0)])
+        if not version or not self.results[version][0]:
+            return
+        results, step = self.results[version]
         self.inputs.clear_log()
 
         def write():
             os.chdir(self.folder)
-            proof = next(prove(self.dataset))
+            proof = next(prove(self.dataset, ProofOptions(version=version)))
             assert record_proof(proof) == ""
             file.write_text(json.dumps(asdict(proof)))
 
         assert in_child(write) == 0
         proof = json.loads(file.read_text())
-        results = {
-            name: record
-            for name in model.last_manifest
-            if (record := model.records.get(name)) and record.outcome == "ok"
-        }
-        is_here = self.last_step[1:] == self.step()[1:]
+        is_here = step[1:] == self.step()[1:]
         made = {
             name: record
             for name, record in results.items()
-            if is_here
-            and record.key[1:] == self.last_step
-            and record.key.content == model.files.get(name)
+            if is_here and record.key[1:] == step and record.key.content == model.files.get(name)
         }
         different = {n for n, one in made.items() if model.rows(one.result) != model.rows(one.key)}
         assert set(self.inputs.executed()) == made.keys()

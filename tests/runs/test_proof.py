@@ -432,6 +432,14 @@ def test_options_that_do_not_fit(module, capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
+def test_a_version_that_was_removed_meanwhile_gets_no_proof(module):
+    run_job("in", f"{module}:step", "out")
+    proof = prove_one()
+    ledger().snapshots.remove(1)
+    assert record_proof(proof) == "a run has removed version 1 meanwhile."
+    assert ledger().proofs.numbers() == []
+
+
 def test_a_step_gets_the_types_of_its_row_again(module):
     columns = {
         "day": [datetime.date(2024, 1, n) for n in range(1, 13)],

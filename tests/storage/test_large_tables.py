@@ -82,7 +82,7 @@ def test_a_full_temporary_folder_is_named(monkeypatch):
 
 
 def test_take_joins_few_wide_rows_at_a_time(monkeypatch):
-    monkeypatch.setattr(large_tables, "_JOINED_BYTES", 10_000)
+    monkeypatch.setattr(large_tables, "JOINED_BYTES", 10_000)
     wide = pa.table({"text": [f"{number:1000}" for number in range(100)]})
     rows = pa.array([*range(99, -1, -1)])
     found = take(wide, rows)

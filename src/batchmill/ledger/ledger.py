@@ -34,6 +34,10 @@ from batchmill.storage.store import write_and_hash
 
 # The key of the names of parts in the metadata of a state's file.
 _PARTS_KEY = b"batchmill.parts"
+_NO_TABLE = (
+    "To write the table of the last version again, run the job of the dataset. Restore that of an "
+    "earlier version from a backup."
+)
 _NO_STATE = (
     "Move it and the snapshot away, and run the same command again. The earlier snapshot and later "
     "outcomes then count."
@@ -317,6 +321,11 @@ class Ledger:
         return state.without_parts(
             state.named_parts - {*(self.part_names() if parts is None else parts)}
         )
+
+    def read_table(self, version: Snapshot) -> bytes:
+        """Return the table of a version, as a Parquet file. Raises the errors of `read_file`."""
+        name = self.snapshots.table_name(version.number)
+        return self.read_file({"name": name, "content": version.table}, _NO_TABLE)
 
     def read_file(
         self, file: Mapping[str, str], remedy: str, fetched: bytes | None = None

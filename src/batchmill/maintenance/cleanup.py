@@ -74,8 +74,10 @@ def sweep(ledger: Ledger, state: State, run: int, kept: int | None) -> None:
     # Nothing may name or keep a version without its files, so it is removed first. If the process
     # stops in between, the next run removes the files.
     numbers = [one.number for one in dropped]
-    in_threads(ledger.proofs.remove, numbers, store.threads)
     in_threads(ledger.snapshots.remove, numbers, store.threads)
+    # A proof of a removed version may have just been written.
+    proofs = [number for number in ledger.proofs.numbers() if number not in stay]
+    in_threads(ledger.proofs.remove, proofs, store.threads)
     ledger.snapshots.remove_incomplete()
     left = {*file_names(gone).to_pylist()} - _files_of(states, gone["input"])
     loose = {name for name in left if not parse_address(name)}

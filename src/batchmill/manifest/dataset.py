@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 
 from batchmill.errors import ManifestError
 from batchmill.layout import FORMAT, MADE_FROM, ORIGINAL_INPUT
-from batchmill.ledger.snapshots import Snapshot, Snapshots
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.snapshots import Snapshot
 from batchmill.ledger.table_metadata import TableMetadata
 from batchmill.manifest.records import read_parquet
 from batchmill.manifest.source import Source, fits, numbered
@@ -54,13 +55,14 @@ def read_dataset(place: str, pattern: str, wanted: str = "") -> Source:
     Raises:
         ManifestError: The dataset has no version yet.
         OptionError: The dataset has no such version.
+        LedgerError: Its table is damaged.
     """
-    store = open_store(place)
-    snapshots = Snapshots(store)
+    ledger = Ledger(open_store(place))
 
     def read(version: Snapshot) -> tuple[int, bytes]:
-        return version.number, store.read(snapshots.table_name(version.number))
+        return version.number, ledger.read_table(version)
 
+    snapshots = ledger.snapshots
     found = read(snapshots.find(wanted)) if wanted else snapshots.read_last(read)
     if found is None:
         raise ManifestError(

@@ -13,7 +13,7 @@ from itertools import islice
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.errors import OptionError, StoreError
+from batchmill.errors import LedgerError, OptionError, StoreError
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_ledger
 from batchmill.ledger.proofs import Proof
@@ -27,7 +27,6 @@ from batchmill.runs.discarded_job import ResultDifference, compare_again
 from batchmill.runs.recorded_version import RecordedVersion
 from batchmill.step.code.files import imported_packages
 from batchmill.storage import if_exists
-from batchmill.storage.fingerprints import hash_bytes
 
 _SHOWN = 10
 _MISSING, _CHANGED = "the input does not exist here", "the input has changed"
@@ -92,8 +91,13 @@ def prove(
 
 def record_proof(proof: Proof) -> str:
     """Record a proof in its dataset. Returns why this is not possible; usually empty."""
+    ledger = open_ledger(proof.dataset)
     try:
-        open_ledger(proof.dataset).proofs.record(proof)
+        ledger.proofs.record(proof)
+        # A proof may take hours, so it needs no lease.
+        if proof.version not in ledger.snapshots.numbers():
+            ledger.proofs.remove(proof.version)
+            return f"a run has removed version {proof.version} meanwhile."
     except StoreError as error:
         return str(error)
     return ""
@@ -230,7 +234,7 @@ def _unlike_table(
 
 def _table_fault(ledger: Ledger, version: Snapshot) -> str:
     """Return how the table of a version differs from the published one, if it does."""
-    data = if_exists(ledger.store.read, ledger.snapshots.table_name(version.number))
-    if data is None:
-        return "is missing"
-    return "" if hash_bytes(data) == version.table else "was changed after it was published"
+    try:
+        return "is missing" if if_exists(ledger.read_table, version) is None else ""
+    except LedgerError:
+        return "was changed after it was published"

@@ -24,7 +24,7 @@ MAPPED_BYTES = 64 * 2**20
 # The number of rows that are copied to the memory at a time.
 SLICE_ROWS = 65_536
 # About this size is joined in memory.
-_JOINED_BYTES = 64 * 2**20
+JOINED_BYTES = 64 * 2**20
 _ON_DISK = os.path.join(os.sep, "var", "tmp")
 
 # The files of the tables of this process.
@@ -146,7 +146,7 @@ def take(table: pa.Table, rows: pa.Array) -> pa.Table:
     if not batches:  # It has no rows, or no columns.
         return table.take(rows) if table.num_columns else table
     starts = np.cumsum([0, *map(len, batches)])[:-1]
-    count = min(SLICE_ROWS, 1 + _JOINED_BYTES * len(table) // (1 + table.nbytes))
+    count = min(SLICE_ROWS, 1 + JOINED_BYTES * len(table) // (1 + table.nbytes))
     parts = (
         _taken(table.schema, batches, starts, rows.slice(start, count))
         for start in range(0, len(rows), count)
