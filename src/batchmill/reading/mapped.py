@@ -7,12 +7,14 @@ worker receives a copy. A forked worker copies the pages when Python updates ref
 import os
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from batchmill.errors import StoreError
+from batchmill.storage.large_tables import disk_folder
 from batchmill.storage.local import remove_folder
 from batchmill.storage.scratch import lock_scratch_folder
 
@@ -67,7 +69,7 @@ _mapped: weakref.WeakValueDictionary[str, MappedTable] = weakref.WeakValueDictio
 
 def map_table(table: pa.Table, make: Callable[[], pa.Table]) -> MappedTable:
     """Write a table to a temporary file and map it. `make` returns the same table again."""
-    folder, descriptor = lock_scratch_folder()
+    folder, descriptor = lock_scratch_folder(base=Path(disk_folder()))
     path = str(folder / _NAME)
     try:
         _write(table, path)

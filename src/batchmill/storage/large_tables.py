@@ -70,7 +70,7 @@ def kept(tables: Iterable[pa.Table]) -> list[pa.Table]:
 
 
 def _mapped(first: list[pa.Table], rest: Iterable[pa.Table]) -> list[pa.Table]:
-    folder = _folder()
+    folder = disk_folder()
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             ends = [0]
@@ -109,7 +109,7 @@ def _release_memory() -> None:
     pa.default_memory_pool().release_unused()
 
 
-def _folder() -> str:
+def disk_folder() -> str:
     """Return the folder of large files: `/var/tmp`, because `/tmp` is in memory on many systems."""
     is_chosen = any(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
     has_other = not is_chosen and os.access(_ON_DISK, os.W_OK)
