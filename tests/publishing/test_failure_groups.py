@@ -72,17 +72,43 @@ def test_failures_that_differ_in_numbers_and_names_are_one_group(run):
     assert group.place == "header, grouped.py"
 
 
-def test_another_function_suffix_or_an_empty_file_is_another_group(run):
-    one = {"a.txt": "bad 1", "b.txt": "bad 22"}
-    groups = run(one | {"c.txt": "odd 1", "d.wav": "bad 1", "e.txt": "list2", "f.txt": "list9"})
+def test_another_function_is_another_group(run):
+    one = {"a.txt": "bad 1", "b.txt": "bad 22", "d.wav": "bad 1"}
+    groups = run(one | {"c.txt": "odd 1", "e.txt": "list2", "f.txt": "list9"})
     assert [group.examples for group in groups] == [
-        ("a.txt", "b.txt"),
+        ("a.txt", "b.txt", "d.wav"),
         ("e.txt", "f.txt"),
         ("c.txt",),
-        ("d.wav",),
     ]
     # The library's functions are left out.
     assert groups[1].place == "step, grouped.py"
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        # All files of the kind fail, and most others do not.
+        ({"e.jpg": "fine", "f.jpg": "fine", "g.jpg": "fine"}, [("a.tif", 3), ("d.jpg", 1)]),
+        # One file of the kind is good.
+        ({"e.jpg": "fine", "f.jpg": "fine", "g.tif": "fine"}, [("a.tif", 4)]),
+        # Most others fail, too.
+        ({"e.jpg": "fine", "f.jpg": "bad 7"}, [("a.tif", 5)]),
+    ],
+)
+def test_a_kind_of_files_is_a_group_if_it_explains_the_failure(run, others, expected):
+    kind = {"a.tif": "bad", "b.tif": "bad 1", "c.tif": "bad 2"}
+    groups = run(kind | {"d.jpg": "bad 3"} | others)
+    assert [(group.smallest, group.inputs) for group in groups] == expected
+
+
+def test_a_group_describes_its_inputs(run, tmp_path):
+    (tmp_path / "in" / "sub").mkdir()
+    one = {"sub/a.jpg": "bad", "sub/b.JPG": "bad 1", "sub/c.tif": "bad 123456"}
+    (group,) = run(one)
+    assert group.described == "2 .jpg, 1 .tif; 3 bytes to 10 bytes; in sub"
+    more = {f"d.{letter}{number}": "bad" for letter in "abc" for number in range(2)}
+    (group,) = run(one | more)
+    assert group.described == "2 .a*, 2 .b*, 2 .c*, 3 others; 3 bytes to 10 bytes; in 2 folders"
 
 
 def test_the_command_of_a_group_shows_its_error(run, tmp_path):
@@ -118,11 +144,13 @@ def test_all_commands_number_the_groups_alike(run, capsys):
 
 def test_the_message_shows_at_most_three_groups(run):
     names = ("one", "two", "three", "four", "five")
-    run({f"a.{name}": "bad" for name in names} | {"b.one": "bad 2"})
+    kinds = {f"{letter}.{name}": "bad" for name in names for letter in "abc"}
+    good = {f"{number}.txt": "fine" for number in range(16)}
+    run(good | kinds | {"d.one": "bad 2"})
     message = failure_message(summarise(open_ledger("out"), 1), "my out")
     assert message.endswith("batchmill failures 'my out' --group 1")
-    assert "group 1: 2 inputs: failed: ValueError: bad header at byte" in message
-    assert "a.one, b.one (3 bytes to 5 bytes)" in message
+    assert "group 1: 4 inputs: failed: ValueError: bad header at byte" in message
+    assert "a.one, b.one, c.one, ... (3 bytes to 5 bytes)" in message
     assert message.count("Try it: batchmill try ") == 3
     assert "... and 2 more groups" in message
 
@@ -131,7 +159,7 @@ def test_a_missing_file_has_no_command(run, tmp_path):
     run({"a.txt": "fine", "b.txt": "fine", "c.txt": "fine", "d.txt": "fine"})
     (tmp_path / "in" / "m.csv").write_text("input,label\na.txt,x\nb.txt,x\nno.wav,x\nno.mp3,x\n")
     (group,) = run_job("in/m.csv", "grouped:step", "out").groups
-    assert (group.outcome, group.inputs, group.command, group.size_text) == ("missing", 2, "", "")
+    assert (group.outcome, group.inputs, group.command, group.described) == ("missing", 2, "", "")
 
 
 def test_what_differs_between_inputs_is_removed_from_messages():

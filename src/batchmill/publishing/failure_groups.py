@@ -1,17 +1,20 @@
 """Group the failed inputs of a dataset by their cause, so that a user reads each cause once.
 
-Two inputs of a group have the same outcome, error and suffix, and the same functions of the user
-raised the error. Their messages differ only in names and numbers. An empty file never belongs to
-the group of a file with content.
+Two inputs of a group have the same outcome and error, and the same functions of the user raised the
+error. Their messages differ only in names and numbers. Files of one kind, such as a suffix or empty
+files, are a group of their own if the kind explains the failure: all of them failed, and most
+others did not.
 """
 
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from os.path import splitext
+from operator import itemgetter
+from os.path import dirname
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +27,7 @@ from batchmill.planning.run_spec import RunSpec
 from batchmill.security.redaction import without_secrets
 from batchmill.sizes import counted, readable_size
 from batchmill.storage.addresses import parse_address
+from batchmill.storage.large_tables import Column, count_values, slices
 from batchmill.urls import join, last_part
 
 _COLUMNS = (
@@ -39,6 +43,10 @@ _COLUMNS = (
     "result_run",
 )
 _USED = ("input", "outcome", "error", "message", "traceback", "log", "size", "etag", "carried")
+# The kind of an empty file. That of another one is its suffix.
+_KIND, _EMPTY = "kind", "empty"
+# A kind with fewer files explains nothing.
+_LEAST_KIND = 3
 _EXAMPLES = 3
 # This number of records are Python objects at a time. It limits the memory.
 _CHUNK = 10_000
@@ -72,6 +80,10 @@ class FailureGroup(NamedTuple):
         examples: The names of its first inputs.
         smallest: The name of its smallest input.
         sizes: The size of its smallest and its largest input in bytes; -1 without a file.
+        kinds: The number of its inputs by suffix, the most frequent first. Empty files are a kind
+            of their own.
+        folders: The number of folders with its inputs.
+        folder: Their folder, if they are in one. Otherwise empty.
         command: The command that executes the step on its smallest input. Empty if `batchmill try`
             cannot do that.
     """
@@ -85,6 +97,9 @@ class FailureGroup(NamedTuple):
     examples: tuple[str, ...]
     smallest: str
     sizes: tuple[int, int]
+    kinds: tuple[tuple[str, int], ...] = ()
+    folders: int = 1
+    folder: str = ""
     command: str = ""
 
     @property
@@ -99,20 +114,28 @@ class FailureGroup(NamedTuple):
         return f"{', '.join(self.examples)}{more}"
 
     @property
-    def size_text(self) -> str:
-        """The sizes of the inputs, as text."""
+    def described(self) -> str:
+        """The kinds, the sizes and the folders of the inputs, as text."""
+        shown = [f"{count:,} {name or 'without suffix'}" for name, count in self.kinds[:_EXAMPLES]]
+        more = sum(count for _, count in self.kinds[_EXAMPLES:])
+        shown += [f"{more:,} others"] if more else []
+        parts = [", ".join(shown)] if len(shown) > 1 else []
         low, high = (readable_size(size) for size in self.sizes)
-        if self.sizes[0] < 0:
-            return ""
-        return low if low == high else f"{low} to {high}"
+        if self.sizes[0] >= 0:
+            parts.append(low if low == high else f"{low} to {high}")
+        if self.folders > 1:
+            parts.append(f"in {self.folders:,} folders")
+        elif self.folder:
+            parts.append(f"in {self.folder}")
+        return "; ".join(parts)
 
     def lines(self) -> list[str]:
         """Return a few lines of text about the group."""
         who = self.examples[0] if self.inputs == 1 else counted(self.inputs, "input")
         lines = [f"  group {self.number}: {who}: {self.outcome}: {self.reason}"]
         if self.inputs > 1:
-            size = f" ({self.size_text})" if self.size_text else ""
-            lines.append(f"      {self.names}{size}")
+            described = f" ({self.described})" if self.described else ""
+            lines.append(f"      {self.names}{described}")
         return [*lines, *([f"      Try it: {self.command}"] if self.command else [])]
 
 
@@ -135,23 +158,25 @@ class _Key(NamedTuple):
     error: str
     message: str
     frames: tuple[str, ...]
-    suffix: str
-    is_empty: bool
+    kind: str
 
 
 @dataclass
 class _Members:
-    """The inputs of a group, while the records are read."""
+    """The inputs of one kind in a group, while the records are read."""
 
     index: int
+    key: _Key
     first: Mapping[str, Any]
     inputs: int = 0
     examples: list[str] = field(default_factory=list)
+    folders: set[str] = field(default_factory=set)
     smallest: Mapping[str, Any] | None = None
     largest: int = -1
 
     def add(self, record: Mapping[str, Any]) -> None:
         self.inputs += 1
+        self.folders.add(dirname(record["input"]))
         if len(self.examples) < _EXAMPLES:
             self.examples.append(record["input"])
         self.largest = max(self.largest, record["size"])
@@ -174,15 +199,17 @@ def read_failures(state: State, spec: RunSpec | None = None) -> Failures:
     odd = state.select(is_odd).listed()
     records = as_shown(odd.records([*_COLUMNS, *_USED, "absence", "run"])).sort_by("input")
     found: dict[_Key, _Members] = {}
-    batches = records.select(list(_USED)).to_batches(max_chunksize=_CHUNK)
+    kinds = _kinds(records["input"], records["size"])
+    used = records.select(list(_USED)).append_column(_KIND, kinds)
+    batches = used.to_batches(max_chunksize=_CHUNK)
     dicts = (record for batch in batches for record in batch.to_pylist())
     indices = np.array([_add(record, found) for record in dicts], np.int64)
-    largest_first = sorted(found.items(), key=lambda one: (-one[1].inputs, one[1].first["input"]))
+    causes = list(_by_cause([*found.values()], state))
     numbers = np.zeros(len(found), np.int32)
     groups = []
-    for number, (key, members) in enumerate(largest_first, 1):
-        numbers[members.index] = number
-        groups.append(_group(number, key, members, spec))
+    for number, members in enumerate(sorted(causes, key=_largest_first), 1):
+        numbers[[one.index for one in members]] = number
+        groups.append(_group(number, members, spec))
     table = records.select(list(_COLUMNS))
     return Failures(table.add_column(2, "group", pa.array(numbers[indices])), tuple(groups))
 
@@ -196,9 +223,44 @@ def group_lines(groups: Sequence[FailureGroup], shown: int) -> list[str]:
 
 def _add(record: Mapping[str, Any], found: dict[_Key, _Members]) -> int:
     """Add a record to its group, and return the index of the group."""
-    members = found.setdefault(_key(record), _Members(len(found), record))
+    key = _key(record)
+    members = found.setdefault(key, _Members(len(found), key, record))
     members.add(record)
     return members.index
+
+
+def _kinds(names: Column, sizes: Column) -> Column:
+    """Return the kind of each input: its suffix without numbers, or that it is empty."""
+    found = pc.extract_regex(pc.utf8_lower(names), r"(?P<suffix>\.[^./]+)$")
+    suffixes = pc.struct_field(found, "suffix").fill_null("")
+    return pc.if_else(pc.equal(sizes, 0), _EMPTY, pc.replace_substring_regex(suffixes, r"\d+", "*"))
+
+
+def _by_cause(found: Sequence[_Members], state: State) -> Iterator[list[_Members]]:
+    """Yield the members of each group: those with one cause, or of a kind that explains it."""
+    causes: dict[_Key, list[_Members]] = {}
+    for one in found:
+        causes.setdefault(one.key._replace(kind=""), []).append(one)
+    totals: Counter[str] = Counter()
+    if any(len(kinds) > 1 for kinds in causes.values()):
+        for part in slices(state.listed().table.select(["input", "size"])):
+            totals += count_values(_kinds(part["input"], part["size"]))
+    for kinds in causes.values():
+        failed, others = sum(one.inputs for one in kinds), []
+        for one in kinds:
+            total = totals[one.key.kind]
+            is_explained = one.inputs == total >= _LEAST_KIND
+            # If most inputs of other kinds failed as well, the kind is not the reason.
+            if is_explained and 2 * (failed - total) < totals.total() - total:
+                yield [one]
+            else:
+                others.append(one)
+        if others:
+            yield others
+
+
+def _largest_first(members: Sequence[_Members]) -> tuple[int, str]:
+    return -sum(one.inputs for one in members), min(one.first["input"] for one in members)
 
 
 def _key(record: Mapping[str, Any]) -> _Key:
@@ -206,15 +268,12 @@ def _key(record: Mapping[str, Any]) -> _Key:
     message = record["message"].strip().partition("\n")[0]
     if len(name) >= _LEAST_NAME:
         message = message.replace(name, "*")
-    suffix = splitext(name)[1].lower()
-    is_missing = record["outcome"] == "missing"
     return _Key(
         outcome=record["outcome"],
         error=record["error"],
         message=normalised(message),
         frames=own_frames(record["traceback"], record["log"], record["outcome"]),
-        suffix="" if is_missing else normalised(suffix),
-        is_empty=record["size"] == 0,
+        kind="" if record["outcome"] == "missing" else record[_KIND],
     )
 
 
@@ -254,18 +313,26 @@ def _frame_name(path: str, function: str) -> str:
     return function if name.startswith("*") else f"{function}, {name}"
 
 
-def _group(number: int, key: _Key, members: _Members, spec: RunSpec | None) -> FailureGroup:
-    smallest = members.smallest
+def _group(number: int, members: Sequence[_Members], spec: RunSpec | None) -> FailureGroup:
+    key = members[0].key
+    first = min(members, key=lambda one: one.first["input"]).first
+    with_file = [one.smallest for one in members if one.smallest]
+    smallest = min(with_file, key=itemgetter("size"), default=None)
+    kinds = Counter({one.key.kind: one.inputs for one in members})
+    folders = set[str]().union(*(one.folders for one in members))
     return FailureGroup(
         number=number,
         outcome=key.outcome,
         error=key.error,
-        message=one_line("", members.first["message"]).removeprefix(": "),
+        message=one_line("", first["message"]).removeprefix(": "),
         place=key.frames[-1] if key.frames else "",
-        inputs=members.inputs,
-        examples=tuple(members.examples),
-        smallest=(smallest or members.first)["input"],
-        sizes=(smallest["size"] if smallest else -1, members.largest),
+        inputs=kinds.total(),
+        examples=tuple(sorted(name for one in members for name in one.examples)[:_EXAMPLES]),
+        smallest=(smallest or first)["input"],
+        sizes=(smallest["size"] if smallest else -1, max(one.largest for one in members)),
+        kinds=tuple(kinds.most_common()),
+        folders=len(folders),
+        folder=next(iter(folders)) if len(folders) == 1 else "",
         command=try_command(spec, smallest) if spec and smallest else "",
     )
 
