@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from jobs import run_job
 
 import batchmill
 from batchmill.planning.job import plain_params
@@ -64,18 +65,34 @@ def test_the_import_loads_no_heavy_library():
     assert not loaded & {"torch", "pandas", "prefect", "ray", "pyarrow", "numpy"}
 
 
-def test_trying_a_light_step_loads_neither_prefect_nor_ray_nor_torch(words):
+def exit_code_and_modules(*arguments):
+    """Execute a command in a new process."""
     script = (
         "import sys\n"
         "from batchmill.cli.main import main\n"
         "try: main(sys.argv[1:])\n"
         "except SystemExit as end: print(end.code, *sys.modules)\n"
     )
-    arguments = ["try", str(words / "a.txt"), "--step", "batchmill.steps.words:split", "--json"]
     done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True)
     code, *loaded = done.stdout.decode().splitlines()[-1].split()
+    return code, set(loaded)
+
+
+def test_trying_a_light_step_loads_neither_prefect_nor_ray_nor_torch(words):
+    step = "batchmill.steps.words:split"
+    code, loaded = exit_code_and_modules("try", str(words / "a.txt"), "--step", step, "--json")
     assert code == "0"
-    assert not set(loaded) & {"torch", "pandas", "prefect", "ray"}
+    assert not loaded & {"torch", "pandas", "prefect", "ray"}
+
+
+def test_a_run_whose_failures_are_all_known_loads_neither_prefect_nor_ray(words, tmp_path):
+    (words / "b.txt").write_bytes(b"\xff")
+    job = [words, "batchmill.steps.words:split", tmp_path / "out"]
+    run_job(*job)
+    manifest, step, output = map(str, job)
+    code, loaded = exit_code_and_modules("run", manifest, "--step", step, "--output", output)
+    assert code == "1"
+    assert not loaded & {"prefect", "ray"}
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ REJECTED = (
 
 def test_a_failed_run_says_what_to_do_as_in_a_script(kernel):
     (shown,) = printed(outputs_of(kernel, CELLS[0], FAILING, REJECTED))[2]
-    assert "Fix the cause, run: batchmill retry " in shown
+    assert "After a passing fault: batchmill retry " in shown
 
 
 @pytest.mark.parametrize("cluster", [None, pytest.param("local", marks=pytest.mark.long)])

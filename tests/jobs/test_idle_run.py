@@ -61,12 +61,29 @@ def test_a_run_is_not_idle_if_inputs_became_pending_meanwhile(done):
         run_idle(prepared)
 
 
-def test_a_run_with_failures_of_earlier_runs_is_not_idle(tmp_path):
+def test_a_run_with_failures_of_earlier_runs_is_idle_and_fails(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_bytes(b"\xff")
     run_job(tmp_path / "in", STEP, tmp_path / "out")
     prepared = prepared_in(tmp_path)
-    assert not len(prepared.plan.pending)
-    assert not is_idle(prepared)
+    assert is_idle(prepared)
+    ended = run_idle(prepared)
+    assert str(ended.error).startswith(
+        "1 inputs: 1 failed\n  group 1: a.txt: failed: UnicodeDecode"
+    )
+
+
+def test_a_run_is_idle_if_the_last_one_has_reported_the_missing_file(done):
+    (done / "in" / "m.csv").write_text("input\na.txt\nb.txt\n")
+    run_job(done / "in" / "m.csv", STEP, done / "out")
+    (done / "in" / "b.txt").unlink()
+
+    def prepared():
+        return prepare(job_of(done / "in" / "m.csv", STEP, done / "out"))
+
+    assert not is_idle(prepared())
     with pytest.raises(NotIdleError):
-        run_idle(prepared)
+        run_idle(prepared())
+    run_job(done / "in" / "m.csv", STEP, done / "out")
+    assert is_idle(prepared())
+    assert "1 missing" in str(run_idle(prepared()).error)

@@ -142,17 +142,20 @@ def test_all_commands_number_the_groups_alike(run, capsys):
         batchmill.failures("out", group=3)
 
 
-def test_the_message_shows_at_most_three_groups(run):
-    names = ("one", "two", "three", "four", "five")
+def test_the_message_shows_three_groups_and_the_report_five(run, tmp_path):
+    names = ("one", "two", "three", "four", "five", "six")
     kinds = {f"{letter}.{name}": "bad" for name in names for letter in "abc"}
-    good = {f"{number}.txt": "fine" for number in range(16)}
+    good = {f"{number}.txt": "fine" for number in range(19)}
     run(good | kinds | {"d.one": "bad 2"})
     message = failure_message(summarise(open_ledger("out"), 1), "my out")
     assert message.endswith("batchmill failures 'my out' --group 1")
     assert "group 1: 4 inputs: failed: ValueError: bad header at byte" in message
     assert "a.one, b.one, c.one, ... (3 bytes to 5 bytes)" in message
     assert message.count("Try it: batchmill try ") == 3
-    assert "... and 2 more groups" in message
+    assert "... and 3 more groups" in message
+    page = (tmp_path / "out" / "report.html").read_text()
+    shown, folded = page.split("<summary>1 smaller group</summary>")
+    assert (shown.count("<b>Group"), folded.count("<b>Group")) == (5, 1)
 
 
 def test_a_missing_file_has_no_command(run, tmp_path):

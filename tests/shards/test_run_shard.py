@@ -117,11 +117,13 @@ def test_an_input_that_fails_does_not_affect_other_inputs(words, tmp_path):
     assert "4 inputs: 3 ok, 1 failed" in message
     assert "b.txt: failed: ValueError: bad header" in message
     assert "Failed" not in failure_message(summary, "out", FailurePolicy(max_failures="1"))
-    last = failure_message(summary, "out", FailurePolicy()).splitlines()[-1]
-    assert last == (
-        "Failed: 1 input is not ok, and 0 may fail (--max-failures). Fix the cause, run: batchmill "
-        "retry out, and then the same command again."
-    )
+    assert failure_message(summary, "out", FailurePolicy()).splitlines()[-5:] == [
+        "Failed: 1 input is not ok, and 0 may fail (--max-failures).",
+        "  After a fix of a file: the same command. It executes the files that have changed.",
+        "  After a fix of the step: the same command. It executes all inputs.",
+        "    To keep 3 ok results if those of a random sample stay equal, add --verify-change 300.",
+        "  After a passing fault: batchmill retry out, and then the same command.",
+    ]
     failures = pd.read_csv(tmp_path / "out" / "failures.csv")
     assert "in fails_on_b" in failures["traceback"][0]
 

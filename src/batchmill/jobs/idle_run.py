@@ -1,12 +1,15 @@
-"""Finish a run that has nothing to execute and nothing to report, without Prefect.
+"""Finish a run that has nothing to execute and nothing new to report, without Prefect.
 
 To import Prefect takes longer than to detect that a million inputs are unchanged.
 """
 
 from typing import NamedTuple
 
+import pyarrow.compute as pc
+
 from batchmill.errors import RunError
 from batchmill.ledger.lease import Wait
+from batchmill.ledger.state import MISSING
 from batchmill.planning.job import Job
 from batchmill.planning.prepare import Prepared
 from batchmill.publishing.summary import Summary, failure_message
@@ -41,7 +44,7 @@ class NotIdleError(Exception):
 
 
 def is_idle(prepared: Prepared) -> bool:
-    """Return whether all inputs are done and the previous run ended.
+    """Return whether a run has nothing to execute, no new failure, and the previous run ended.
 
     A killed run has no end. Then Prefect still has to show the killed run as crashed.
     """
@@ -52,8 +55,8 @@ def is_idle(prepared: Prepared) -> bool:
 
 
 def _is_done(prepared: Prepared) -> bool:
-    plan = prepared.plan
-    return not len(plan.pending) and not plan.counts["quarantined"] and not len(plan.unreadable)
+    is_lost = pc.equal(prepared.plan.absences["absence"], MISSING)
+    return not len(prepared.plan.pending) and not pc.any(is_lost).as_py()
 
 
 class _Idle(RunObserver):
@@ -72,7 +75,7 @@ def run_idle(prepared: Prepared) -> JobEnd:
         How the job ended.
 
     Raises:
-        NotIdleError: Inputs are pending or quarantined now. Nothing was written.
+        NotIdleError: Inputs are pending or missing now. Nothing was written.
         BatchmillError: See `execute`.
     """
     observer = _Idle()

@@ -1,6 +1,6 @@
 """The summary of a run, computed only from its plan and the ledger."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from shlex import quote
@@ -216,13 +216,23 @@ def failure_message(
         lines.append(RUN_AGAIN)
     elif policy and not summary.has_few_failures(policy):
         allowed = policy.failures_allowed(summary.inputs)
-        remedy = (
-            f" Fix the cause, run: batchmill retry {dataset}, and then the same command again."
-            if summary.failed > summary.results_kept
-            else ""
-        )
         lines.append(
             f"Failed: {counted(summary.failed, 'input is', 'inputs are')} not ok, and {allowed:,} "
-            f"may fail (--max-failures).{remedy}"
+            "may fail (--max-failures)."
         )
+        if summary.failed > summary.results_kept:
+            lines += _remedies(summary, dataset)
     return "\n".join(lines)
+
+
+def _remedies(summary: Summary, dataset: str) -> Iterator[str]:
+    """Yield what to do next, by the cause of the failures."""
+    yield "  After a fix of a file: the same command. It executes the files that have changed."
+    yield "  After a fix of the step: the same command. It executes all inputs."
+    done = summary.outcomes.get("ok", 0)
+    if done:
+        yield (
+            f"    To keep {counted(done, 'ok result')} if those of a random sample stay equal, add "
+            "--verify-change 300."
+        )
+    yield f"  After a passing fault: batchmill retry {dataset}, and then the same command."
