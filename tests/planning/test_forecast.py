@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from jobs import run_job
 
@@ -17,8 +18,10 @@ from batchmill.publishing.summary import summarise
 MIB = 2**20
 
 
-def forecast(ledger, *given):
-    return make_forecast(ledger, ledger.state(), *given)
+def forecast(ledger, step, sizes, names=None):
+    names = names or [f"new {number}" for number in range(len(sizes))]
+    inputs = pa.table([names, sizes], ["input", "size"])
+    return make_forecast(ledger, ledger.state(), step, inputs)
 
 
 @pytest.fixture
@@ -85,6 +88,25 @@ def test_failures_count_by_size(record):
     ledger = record([1, 8] * 50, failed=range(1, 100, 2))
     assert forecast(ledger, "step", np.full(300, 8 * MIB)).failures.likely == 300
     assert forecast(ledger, "step", np.full(300, MIB)).failures.likely == 0
+
+
+def test_inputs_that_failed_before_fail_again_unless_their_cause_is_gone(record):
+    ledger = record([1] * 300, failed=range(67))
+    before = [f"step{number}" for number in range(67)]
+    found = forecast(ledger, "step", np.full(67, MIB), before)
+    assert (found.failures, found.failed_before) == ((0, 67, 67), 67)
+    assert found.lines()[2] == "  Failures: 67 (0 to 67), with 67 that failed before."
+    found = forecast(ledger, "step", np.full(100, MIB), [f"step{n}" for n in range(200, 300)])
+    assert found.failures.likely == 0
+    assert 0 < found.failures.high < 2
+
+
+def test_an_input_takes_as_long_as_before(record):
+    ledger = record([1] * 99 + [400])
+    found = forecast(ledger, "step", np.array([400 * MIB]), ["step99"])
+    assert found.seconds.likely >= 400
+    found = forecast(ledger, "step", np.array([MIB] * 10), [f"step{n}" for n in range(10)])
+    assert found.seconds.likely == pytest.approx(10 / 2, rel=0.1)
 
 
 def test_outcomes_of_another_step_say_nothing(record):

@@ -1,7 +1,8 @@
 """Forecast a run from the recorded outcomes of the same step: time, failures, bytes and rows.
 
-The inputs are divided into classes of sizes. Each class is expected to behave like its recorded
-inputs. The recorded runs also show how many inputs were in progress at a time, with all overheads.
+An input with a record is expected to take as long as before, and to end as before. The others are
+divided into classes of sizes. Each class is expected to behave like its recorded inputs. The
+recorded runs also show how many inputs were in progress at a time, with all overheads.
 """
 
 import json
@@ -20,6 +21,8 @@ from batchmill.ledger.run_control import Usage
 from batchmill.ledger.state import OK, State
 from batchmill.planning.sample import size_classes
 from batchmill.sizes import counted, duration, readable_size
+from batchmill.storage.large_tables import count_values
+from batchmill.storage.name_search import rows_of
 
 # The quantile of the normal distribution for an interval of 90 %.
 _Z = 1.645
@@ -27,6 +30,7 @@ _Z = 1.645
 _SPEED_DEVIATION = 0.1
 # The records to use. More would hardly change the forecast.
 _RECORDS = 20_000
+_KNOWN = ("outcome", "attempts", "seconds")
 _COLUMNS = ("outcome", "attempts", "seconds", "finished_at", "rows", "outputs", "size")
 # A step that uses a core for this share of its time is limited by the processor.
 _BUSY = 0.7
@@ -51,6 +55,8 @@ class Forecast:
         measured: The number of recorded outcomes that the forecast is based on.
         seconds: The duration of the run without the start-up.
         failures: The number of inputs that will not be ok.
+        failed_before: The number of inputs that were not ok the last time. Their cause may be gone,
+            so the interval of `failures` begins without them.
         bytes: The size of the outputs.
         rows: The number of rows in the table.
         memory_bytes: The most memory that a worker has used. 0: not measured.
@@ -65,6 +71,7 @@ class Forecast:
     rows: int
     memory_bytes: int = 0
     limit: str = ""
+    failed_before: int = 0
 
     @property
     def duration(self) -> str:
@@ -75,11 +82,12 @@ class Forecast:
     def lines(self) -> list[str]:
         """Return the forecast as lines of text."""
         low, likely, high = (f"{number:,.0f}" for number in self.failures)
+        again = f", with {self.failed_before:,} that failed before" if self.failed_before else ""
         memory = f"Memory of a worker: {readable_size(self.memory_bytes)}."
         return [
             f"Forecast for {counted(self.inputs, 'input')}, from {self.measured:,} measured:",
             f"  Time: {self.duration}, without the start-up.",
-            f"  Failures: {likely} ({low} to {high}).",
+            f"  Failures: {likely} ({low} to {high}){again}.",
             f"  Outputs: {readable_size(self.bytes)}, {counted(self.rows, 'row')}.",
             *([f"  {memory}"] if self.memory_bytes else []),
             *([f"  Limited by {self.limit}."] if self.limit else []),
@@ -111,26 +119,21 @@ class _Classes(NamedTuple):
 
 
 def make_forecast(
-    ledger: Ledger,
-    state: State,
-    step_identity: str,
-    sizes: NDArray[np.int64],
-    *,
-    is_remote: bool = False,
+    ledger: Ledger, state: State, step_identity: str, inputs: pa.Table, *, is_remote: bool = False
 ) -> Forecast | None:
-    """Forecast a run over inputs of these sizes.
+    """Forecast a run over some inputs.
 
     Args:
         ledger: The ledger of the dataset.
         state: The state of the dataset.
         step_identity: The identity of the step. Only its own outcomes count.
-        sizes: The sizes in bytes; -1 for a missing file.
+        inputs: Their names and sizes in bytes: `input`, and `size`, which is -1 for a missing file.
         is_remote: True if the inputs are fetched from a store or a web server.
 
     Returns:
         The forecast. None without inputs, or if the step has no outcome yet.
     """
-    if not len(sizes):
+    if not len(inputs):
         return None
     # An `ok` record without an attempt is an earlier result, whose file is missing now.
     is_kept = pc.and_(pc.equal(state.table["attempts"], 0), pc.equal(state.table["outcome"], OK))
@@ -146,18 +149,30 @@ def make_forecast(
     chosen[:: -(-len(state) // _RECORDS)] = True
     records = state.select(chosen).records(_COLUMNS)
     usage = ledger.control.read_usage(last)
-    classes = _classes(sizes, records)
-    seconds, failures, size, rows = classes.means @ classes.inputs
+    is_known = _is_known(inputs, state)
+    known = state.of(inputs["input"].filter(is_known)).records(_KNOWN)
+    every = _classes(inputs["size"].to_numpy(), records)
+    new = _classes(inputs["size"].filter(pc.invert(is_known)).to_numpy(), records)
+    _, _, size, rows = every.means @ every.inputs
     return Forecast(
-        inputs=len(sizes),
+        inputs=len(inputs),
         measured=len(records),
-        seconds=_time(classes, seconds, speed, start_up),
-        failures=wilson(failures / len(sizes), _effective(classes), len(sizes)),
+        seconds=_time(new, known, len(records), speed, start_up),
+        failures=_failures(new, known, records),
+        failed_before=len(known) - count_values(known["outcome"])[OK],
         bytes=round(size),
         rows=round(rows),
         memory_bytes=usage.memory_bytes if usage else 0,
         limit=_limit(usage, speed, is_remote=is_remote) if usage else "",
     )
+
+
+def _is_known(inputs: pa.Table, state: State) -> pa.Array:
+    """Return which inputs have a record and the same file as then."""
+    has_record = rows_of(inputs["input"], state.names).is_valid()
+    if "reason" not in inputs.column_names:
+        return has_record
+    return pc.and_(has_record, pc.not_equal(inputs["reason"], "changed"))
 
 
 def last_large_run(runs: Any) -> int:
@@ -214,7 +229,7 @@ def _classes(sizes: NDArray[np.int64], records: pa.Table) -> _Classes:
     theirs, own = size_classes(records["size"].to_numpy()), size_classes(sizes)
     known, measured = np.unique(theirs, return_counts=True)
     wanted, inputs = np.unique(own, return_counts=True)
-    nearest = np.array([np.abs(known - one).argmin() for one in wanted])
+    nearest = np.array([np.abs(known - one).argmin() for one in wanted], int)
     means = np.stack([values[:, theirs == one].mean(axis=1) for one in known], axis=1)[:, nearest]
     deviation = np.array([values[0, theirs == one].std() for one in known])[nearest]
     # A class with few records is expected to vary as much as all records together do.
@@ -226,17 +241,39 @@ def _classes(sizes: NDArray[np.int64], records: pa.Table) -> _Classes:
     return _Classes(inputs.astype(float), measured[nearest].astype(float), means, deviation**2)
 
 
-def _time(classes: _Classes, seconds: float, speed: _Speed, start_up: float) -> Interval:
-    sampling = float((classes.inputs**2 * classes.variance / classes.measured).sum())
-    share = _SPEED_DEVIATION**2 + 1 / classes.measured.sum()
+def _time(
+    new: _Classes, known: pa.Table, measured: int, speed: _Speed, start_up: float
+) -> Interval:
+    # An input that fails again is executed as often as before.
+    again = known["seconds"].to_numpy() * np.maximum(known["attempts"].to_numpy(), 1)
+    seconds = float(new.means[0] @ new.inputs + again.sum())
+    sampling = float((new.inputs**2 * new.variance / new.measured).sum())
+    share = _SPEED_DEVIATION**2 + 1 / measured
     deviation = math.sqrt(sampling + share * seconds**2)
     # No worker can be faster than the slowest input.
-    least = float(classes.means[0].max())
+    least = float(np.concatenate([new.means[0], again]).max())
     low, likely, high = (
         start_up + max(least, whole / speed.parallel)
         for whole in (seconds - _Z * deviation, seconds, seconds + _Z * deviation)
     )
     return Interval(low, likely, high)
+
+
+def _failures(new: _Classes, known: pa.Table, records: pa.Table) -> Interval:
+    """Return how many inputs will not be ok: new ones, and some that have a record.
+
+    Of those that failed before, as many will fail again as of all inputs that were executed again
+    within a run. But their cause may be gone.
+    """
+    count, expected = float(new.inputs.sum()), float(new.means[1] @ new.inputs)
+    found = wilson(expected / count, _effective(new), count) if count else Interval(0, 0, 0)
+    failed = np.array(known["outcome"].to_pylist()) != OK
+    was_tried = records["attempts"].to_numpy() > 1
+    is_ok = np.array(records["outcome"].to_pylist()) == OK
+    share = 1 - is_ok[was_tried].mean() if was_tried.any() else 1.0
+    before, others = float(failed.sum()), float((~failed).sum())
+    more = wilson(0, len(records), others).high
+    return Interval(found.low, found.likely + before * share, found.high + before + more)
 
 
 def _effective(classes: _Classes) -> float:
@@ -245,7 +282,7 @@ def _effective(classes: _Classes) -> float:
     return float(1 / (weights**2 / classes.measured).sum())
 
 
-def wilson(share: float, sample: float, inputs: int) -> Interval:
+def wilson(share: float, sample: float, inputs: float) -> Interval:
     """Return the Wilson interval of a number of failures.
 
     Args:

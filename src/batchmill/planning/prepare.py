@@ -156,7 +156,7 @@ def forecast_for(prepared: Prepared, inputs: pa.Table) -> Forecast | None:
 
     Args:
         prepared: The prepared job.
-        inputs: The inputs, with their `size`.
+        inputs: The inputs, with the columns of `Plan.pending`.
 
     Returns:
         The forecast. None without inputs, or if the step has no outcome yet.
@@ -165,7 +165,7 @@ def forecast_for(prepared: Prepared, inputs: pa.Table) -> Forecast | None:
         prepared.ledger,
         prepared.state,
         prepared.step.identity,
-        inputs["size"].to_numpy(),
+        inputs,
         is_remote=is_url(prepared.manifest.root),
     )
 
