@@ -32,7 +32,8 @@ from batchmill.runs.execute import execute
 from batchmill.runs.runner import InThisProcess
 from batchmill.shards.run_shard import run_shard
 from batchmill.shards.shard import Shard
-from batchmill.workers import IsolatedExecutor, Limits
+from batchmill.workers.executor import IsolatedExecutor
+from batchmill.workers.watchdog import Limits
 
 BATCH_SIZE = 32
 WORKERS = 2

@@ -36,7 +36,8 @@ from batchmill.runs.runner import InThisProcess, ShardsEnd
 from batchmill.shards.run_shard import run_shard
 from batchmill.shards.shard import ask_to_split, split, unfinished
 from batchmill.storage import LocalStore
-from batchmill.workers import IsolatedExecutor, watchdog
+from batchmill.workers import watchdog
+from batchmill.workers.executor import IsolatedExecutor
 
 HERE = Path(__file__).parents[1] / "support"
 

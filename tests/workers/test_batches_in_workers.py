@@ -9,16 +9,10 @@ import torch
 from live import wait_for
 
 from batchmill.outcome import Outcome, UnstoredOutcome
-from batchmill.workers import (
-    Batch,
-    BatchCallbacks,
-    IsolatedExecutor,
-    Limits,
-    Sample,
-    loaded_batches,
-)
-from batchmill.workers.loaded_batches import BegunBatch
-from batchmill.workers.watchdog import Watchdog
+from batchmill.workers import loaded_batches
+from batchmill.workers.executor import IsolatedExecutor
+from batchmill.workers.loaded_batches import Batch, BatchCallbacks, BegunBatch, Sample
+from batchmill.workers.watchdog import Limits, Watchdog
 from batchmill.workers.worker import this_worker
 
 OK = Outcome("a", "a", "ok", 1, 0.0, 0.0, "here")

@@ -12,7 +12,8 @@ import pytest
 from live import wait_for
 
 from batchmill.outcome import Outcome
-from batchmill.workers import IsolatedExecutor, Limits
+from batchmill.workers.executor import IsolatedExecutor
+from batchmill.workers.watchdog import Limits
 from batchmill.workers.worker import this_worker
 
 COUNT = 12

@@ -25,13 +25,14 @@ from torch.utils.data import DataLoader
 from batchmill.errors import WorkerError
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import Outcome
-from batchmill.workers import IsolatedExecutor, Limits, Stop, input_table
-from batchmill.workers.control import SharedFlag, SharedTurns
+from batchmill.workers import input_table
+from batchmill.workers.control import SharedFlag, SharedTurns, Stop
+from batchmill.workers.executor import IsolatedExecutor
 from batchmill.workers.guarded_inputs import GuardedInputs
 from batchmill.workers.loader_driver import LoaderDriver
 from batchmill.workers.memory_usage import Headroom, resident_bytes
 from batchmill.workers.processes import descendants
-from batchmill.workers.watchdog import Watchdog
+from batchmill.workers.watchdog import Limits, Watchdog
 from batchmill.workers.worker import this_worker
 from batchmill.workers.worker_channel import WorkerChannel
 

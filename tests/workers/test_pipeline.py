@@ -11,8 +11,9 @@ import pytest
 from live import wait_for
 
 from batchmill.outcome import Outcome, UnstoredOutcome
-from batchmill.workers import IsolatedExecutor, Limits
+from batchmill.workers.executor import IsolatedExecutor
 from batchmill.workers.pipeline import MAX_BYTES, MAX_TRANSFERS, TransferPipeline
+from batchmill.workers.watchdog import Limits
 from batchmill.workers.worker import this_worker
 
 PATIENCE = 30

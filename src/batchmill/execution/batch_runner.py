@@ -13,8 +13,14 @@ from batchmill.execution.run_input import conclude, fail
 from batchmill.execution.staging import Input, StagingArea, stage
 from batchmill.outcome import Fault, Outcome, UnstoredOutcome
 from batchmill.step.load import Step
-from batchmill.workers import Batch, BatchError, BrokenDeviceError
-from batchmill.workers.loaded_batches import BegunBatch, is_broken_device, is_out_of_memory
+from batchmill.workers.loaded_batches import (
+    Batch,
+    BatchError,
+    BegunBatch,
+    BrokenDeviceError,
+    is_broken_device,
+    is_out_of_memory,
+)
 
 _WHOLE_RESULT = "the result"
 

@@ -6,7 +6,6 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from batchmill.errors import RetryAfter, StoreError
 from batchmill.execution.outputs import OutputError
@@ -16,9 +15,7 @@ from batchmill.security.redaction import without_secrets
 from batchmill.storage import NO_ROOM
 from batchmill.storage.faults import FULL
 from batchmill.storage.local import has_room, remove_folder
-
-if TYPE_CHECKING:
-    from batchmill.workers import WorkerExit  # Imports torch.
+from batchmill.workers.worker_exit import WorkerExit
 
 _PACKAGE = Path(__file__).parents[1]
 _ENGINE = tuple(str(_PACKAGE / name) for name in ("execution", "workers", "shards"))
@@ -180,7 +177,7 @@ def outcome_of(
     )
 
 
-def lost(item: Input, staging: StagingArea, end: "WorkerExit") -> Outcome:
+def lost(item: Input, staging: StagingArea, end: WorkerExit) -> Outcome:
     """Return the outcome of an input whose process died, and remove the input's files."""
     outcome = outcome_of(item, staging, end.kind, end.error, end.message, end.seconds)
     if full := _full_disk(item, staging):

@@ -13,6 +13,7 @@ from batchmill.options.groups import JobSettings, ModelOptions
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import Prepared, prepare
 from batchmill.security.credentials import access_to
+from batchmill.workers.landlock import check_support
 
 if TYPE_CHECKING:
     from batchmill.blocks import DatasetStore, RayCluster
@@ -74,8 +75,6 @@ def check_and_plan(request: JobRequest, held: ExitStack) -> tuple[JobRequest, Pr
         manifest=manifest, step=step, output=output, params=params, options=request.options
     )
     if job.confinement and request.cluster is None:
-        from batchmill.workers.landlock import check_support  # Imports torch.
-
         check_support(job.confinement.writable)
     return request, prepare(job, listed), listed is not None
 

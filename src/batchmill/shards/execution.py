@@ -34,13 +34,17 @@ from batchmill.shards.torch_dataset import create_torch_dataset
 from batchmill.storage import ObjectStore, is_url, obstore_s3, remote
 from batchmill.storage.fingerprints import Fingerprint
 from batchmill.storage.ranges import HEAD_BYTES
-from batchmill.workers import BatchCallbacks, IsolatedExecutor, Limits, Sample, Stop, WorkerExit
 from batchmill.workers.async_inputs import Concurrency, Limit, RunAttempt
 from batchmill.workers.confined import ConfinedProcess
+from batchmill.workers.control import Stop
+from batchmill.workers.executor import IsolatedExecutor
 from batchmill.workers.landlock import check_support
+from batchmill.workers.loaded_batches import BatchCallbacks, Sample
 from batchmill.workers.pipeline import TransferPipeline
 from batchmill.workers.processes import end_children
+from batchmill.workers.watchdog import Limits
 from batchmill.workers.worker import this_worker
+from batchmill.workers.worker_exit import WorkerExit
 
 logger = logging.getLogger(__name__)
 

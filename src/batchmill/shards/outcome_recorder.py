@@ -22,7 +22,7 @@ from batchmill.shards.step_log import StepLog
 from batchmill.storage import NO_ROOM, Store
 from batchmill.storage.addresses import Address, parse_address
 from batchmill.storage.pack_writer import PackWriter
-from batchmill.workers import Stop
+from batchmill.workers.control import Stop
 
 
 @dataclass

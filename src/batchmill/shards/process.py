@@ -9,7 +9,6 @@ import gc
 import logging
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +26,8 @@ from batchmill.shards.shard import Shard
 from batchmill.shards.step_log import StepLines
 from batchmill.storage import is_url
 from batchmill.storage.remote import why_unusable
+from batchmill.workers.processes import children, end_with_parent, kill_descendants
+from batchmill.workers.worker_exit import signal_name
 
 logger = logging.getLogger(__name__)
 
@@ -155,10 +156,7 @@ class ShardProcess:
     def _describe_end(self) -> str:
         """Return how the process ended, and the end of its output."""
         code = self._process.returncode
-        how = f"exit code {code}"
-        if code < 0:
-            with suppress(ValueError):
-                how = signal.Signals(-code).name
+        how = signal_name(-code) if code < 0 else f"exit code {code}"
         # The child shares the position in this file. `pread` does not change it.
         size = os.fstat(self._printed.fileno()).st_size
         start = max(0, size - _SHOWN_BYTES)
@@ -189,7 +187,6 @@ def serve(descriptor: int, parent: int, place: str) -> None:
     # for garbage among the imported objects would take longer.
     gc.disable()
     from batchmill.shards import execution  # noqa: F401
-    from batchmill.workers.processes import end_with_parent
 
     if is_url(place):
         why_unusable(place)  # It imports the library for the bucket.
@@ -215,8 +212,6 @@ def _end_processes() -> None:
 
     Python's resource tracker ends by itself, after it has removed the shared memory of the step.
     """
-    from batchmill.workers.processes import children, kill_descendants
-
     trackers = set()
     for child in children(os.getpid()):
         with suppress(OSError), open(f"/proc/{child}/cmdline", "rb") as command:

@@ -15,6 +15,7 @@ from batchmill.outcome import Outcome
 from batchmill.planning.decisions import encode_manifest_columns
 from batchmill.planning.run_spec import as_planned, carried_rows, read_inputs, read_spec
 from batchmill.storage import open_store
+from batchmill.workers.input_table import History
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +115,6 @@ def give_up(shard: Shard, reason: str) -> str | None:
     Returns:
         The input's name; None if the input may be retried.
     """
-    # It imports torch, which this process may not need otherwise.
-    from batchmill.workers.input_table import History
-
     ledger = Ledger(open_store(shard.dataset))
     spec = read_spec(ledger, shard.run)
     row = shard.start
