@@ -10,13 +10,13 @@ import faulthandler
 import os
 import select
 import signal
-import socket
 import stat
-import struct
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -27,10 +27,9 @@ from batchmill.workers.worker import DUMP_SIGNAL, begin_confined, restore_confin
 
 # Programs open these devices to discard text, and to read zeros and random numbers.
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-_REQUEST = struct.Struct("=q")
-# The length of the answer, and whether the child process ends after it.
 _BEGUN = b"."
-_ANSWER = struct.Struct("=q?")
+# The last byte of an answer: whether the child process ends after it.
+_STAYS, _ENDS = b"0", b"1"
 # The handlers of these signals cannot be set.
 _FIXED = (signal.SIGKILL, signal.SIGSTOP)
 
@@ -53,7 +52,7 @@ class ConfinedProcess:
     writable: Sequence[str]
     network: bool
     _pid: int = 0
-    _socket: socket.socket = field(init=False)
+    _connection: Connection = field(init=False)
     # A file descriptor that is readable when the child process has ended.
     _alive: int = field(init=False)
 
@@ -69,46 +68,42 @@ class ConfinedProcess:
             self._forget()  # It died between two inputs, so this input is not at fault.
             is_new = True
         try:
-            size, ends = _ANSWER.unpack(self._receive(_ANSWER.size))
-            answer = self._receive(size)
+            answer = self._receive()
         except (OSError, EOFError):
             self._die_like_child()
-        if ends:
+        if answer.endswith(_ENDS):
             self._forget()
-        return answer
+        return answer[:-1]
 
     def _begins(self, index: int) -> bool:
         """Send the request for an input. Return False if the child process did not begin it."""
         if not self._pid:
             self._start()
         try:
-            self._socket.sendall(_REQUEST.pack(index))
-            return self._receive(len(_BEGUN)) == _BEGUN
+            self._connection.send(index)
+            return self._receive() == _BEGUN
         except (OSError, EOFError):
             return False
 
-    def _receive(self, size: int) -> bytes:
-        """Receive bytes. Raises EOFError if the child process dies before.
+    def _receive(self) -> bytes:
+        """Receive a message. Raises EOFError if the child process dies before.
 
-        Processes that the child process has started may still hold the other side of the socket.
+        Processes that the child process has started may still hold the other side.
         """
-        data = bytearray()
-        while len(data) < size:
-            ready, _, _ = select.select([self._socket.fileno(), self._alive], [], [])
-            if self._socket.fileno() not in ready:
-                raise EOFError
-            data += _receive_some(self._socket, size - len(data))
-        return bytes(data)
+        ready, _, _ = select.select([self._connection.fileno(), self._alive], [], [])
+        if self._connection.fileno() not in ready:
+            raise EOFError
+        return self._connection.recv_bytes()
 
     def _forget(self) -> None:
         kill_tree(self._pid)
         os.waitpid(self._pid, 0)
         os.close(self._alive)
-        self._socket.close()
+        self._connection.close()
         self._pid = 0
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
+        ours, theirs = Pipe()
         worker = os.getpid()
         self._pid = os.fork()
         if not self._pid:
@@ -124,7 +119,7 @@ class ConfinedProcess:
             finally:
                 os._exit(1)
         theirs.close()
-        self._socket = ours
+        self._connection = ours
         self._alive = os.pidfd_open(self._pid)
         # The stack of the child process is of interest, and not that of the worker.
         faulthandler.unregister(DUMP_SIGNAL)
@@ -134,7 +129,7 @@ class ConfinedProcess:
         if self._pid:
             os.kill(self._pid, number)
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: Connection) -> None:
         """Run the step for each request. This is the child process."""
         adopt_orphans()
         self.temporary.mkdir(exist_ok=True)
@@ -144,13 +139,13 @@ class ConfinedProcess:
             [str(self.folder), str(self.temporary), *_DEVICES, *self.writable], network=self.network
         )
         while True:
-            (index,) = _REQUEST.unpack(_receive_some(connection, _REQUEST.size))
-            connection.sendall(_BEGUN)
+            index = connection.recv()
+            connection.send_bytes(_BEGUN)
             answer = self.run(index)
             signal.setitimer(signal.ITIMER_REAL, 0)
             end_children()
             ends = not restore_confined()
-            connection.sendall(_ANSWER.pack(len(answer), ends) + answer)
+            connection.send_bytes(answer + (_ENDS if ends else _STAYS))
             if ends:
                 os._exit(0)
 
@@ -162,14 +157,6 @@ class ConfinedProcess:
                 signal.signal(-status, signal.SIG_DFL)
             os.kill(os.getpid(), -status)
         os._exit(max(status, 0))
-
-
-def _receive_some(connection: socket.socket, most: int) -> bytes:
-    """Receive at most `most` bytes. Raises EOFError if the connection has ended."""
-    part = connection.recv(min(most, 2**20))
-    if not part:
-        raise EOFError
-    return part
 
 
 def _close_connections(keep: int) -> None:
