@@ -13,8 +13,7 @@ from batchmill.orchestration.server.embedded_server import embedded_server, is_r
 from batchmill.orchestration.server.server_process import HOST, bound_socket
 from batchmill.url_secrets import hide_secrets
 
-_LOOK_SECONDS = 2.0
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.2
 _HIGHEST_PORT = 65535
 
 
@@ -37,15 +36,13 @@ class ServedUI(NamedTuple):
         Raises:
             ServiceError: The server ended before.
         """
-        while is_running(self.home):
-            next_look = time.monotonic() + _LOOK_SECONDS
-            while time.monotonic() < next_look:
-                if stopped():
-                    return
-                time.sleep(_POLL_SECONDS)
-        raise ServiceError(
-            f"The Prefect server at {self.address} has stopped. Start it again: batchmill ui"
-        )
+        while not stopped():
+            if not is_running(self.home):
+                raise ServiceError(
+                    f"The Prefect server at {self.address} has stopped. Start it again: "
+                    "batchmill ui"
+                )
+            time.sleep(_POLL_SECONDS)
 
 
 def configured_ui() -> str | None:
