@@ -147,14 +147,11 @@ def _most_telling(lines: list[str]) -> tuple[list[str], str]:
 
     These are the first lines of the stack after a fatal error or a timeout, else the last lines.
     """
-    fatal = [index for index, line in enumerate(lines) if line.startswith("Fatal Python error")]
-    dumped = [index for index, line in enumerate(lines) if line.startswith(_STACK)]
-    if fatal:
-        stack = lines[fatal[-1] :]
-        return stack[:_SHOWN_LINES], f", the last {_SHOWN_LINES} calls before the crash"
-    if dumped and len(lines) > _SHOWN_LINES:
-        stack = lines[dumped[-1] :]
-        return stack[:_SHOWN_LINES], f", the last {_SHOWN_LINES} calls before the kill"
-    if len(lines) > _SHOWN_LINES:
-        return lines[-_SHOWN_LINES:], f", its last {_SHOWN_LINES} lines"
-    return lines, ""
+    if len(lines) <= _SHOWN_LINES:
+        return lines, ""
+    for beginning, end in (("Fatal Python error", "crash"), (_STACK, "kill")):
+        found = [index for index, line in enumerate(lines) if line.startswith(beginning)]
+        if found:
+            stack = lines[found[-1] :]
+            return stack[:_SHOWN_LINES], f", the last {_SHOWN_LINES} calls before the {end}"
+    return lines[-_SHOWN_LINES:], f", its last {_SHOWN_LINES} lines"
