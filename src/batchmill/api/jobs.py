@@ -15,7 +15,6 @@ from batchmill.inference.model_step import predict_params
 from batchmill.jobs.plan_job import PlanResult, plan_job
 from batchmill.jobs.request import JobRequest
 from batchmill.jobs.run_job import run_job
-from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import last_run, open_ledger
 from batchmill.ledger.state import as_shown
 from batchmill.manifest import ManifestLike
@@ -79,7 +78,7 @@ class RunResult:
     def outcomes(self) -> pd.DataFrame:
         """One row per input: outcome, attempts, seconds of the last attempt, error, message."""
         with access_to(self.access):
-            listed = self._ledger.state().listed()
+            listed = open_ledger(self.dataset).state().listed()
             records = as_shown(listed.records([*_OUTCOME_COLUMNS, "absence"]))
         table: pd.DataFrame = records.select(list(_OUTCOME_COLUMNS)).sort_by("input").to_pandas()
         return table
@@ -96,10 +95,6 @@ class RunResult:
         with access_to(self.access):
             return datasets.metadata(self.dataset)
 
-    @property
-    def _ledger(self) -> Ledger:
-        return open_ledger(self.dataset)
-
     def __repr__(self) -> str:
         lines = [f"{self.summary.sentence()}, {self.executed:,} executed"]
         lines += [f"  {name}: {why}" for name, why in self.summary.failures[:_SHOWN_FAILURES]]
@@ -112,7 +107,7 @@ class RunResult:
         """Return what a notebook shows. None if the dataset no longer exists: then the text."""
         try:
             with access_to(self.access):
-                return run_card(self._ledger, self.summary, self.dataset)
+                return run_card(open_ledger(self.dataset), self.summary, self.dataset)
         except BatchmillError:
             return None
 
