@@ -61,11 +61,10 @@ class Batch(NamedTuple):
             return self
         try:
             return self._replace(pickled=b"", data=ForkingPickler.loads(self.pickled))
-        except (EOFError, OSError) as error:
-            # The connection may end a moment before the process.
-            is_lost = ends_within(self.worker, _END_SECONDS)
-            return None if is_lost else self._replace(pickled=b"", fault=fault_of(error))
         except Exception as error:  # noqa: BLE001  # The user's classes may raise anything.
+            # The connection may end a moment before the process.
+            if isinstance(error, EOFError | OSError) and ends_within(self.worker, _END_SECONDS):
+                return None
             return self._replace(pickled=b"", fault=fault_of(error))
 
     def pin(self) -> "Batch":
