@@ -120,20 +120,15 @@ def resource_id(kind: Literal["dataset", "source"], place: str) -> str:
 
 def _check_configured() -> None:
     """Raise ServiceError if the configured server does not respond or rejects the credentials."""
-    with get_client(sync_client=True) as client:
-        trouble = client.api_healthcheck()
-        if trouble is None:
-            try:
-                client.read_flows(limit=1)  # The health check works without credentials.
-            except httpx.HTTPError as error:
-                trouble = error
-    if trouble is None:
-        return
-    what, remedy = trouble_with_server(trouble)
-    raise ServiceError(
-        f"The Prefect server at PREFECT_API_URL={shown_api()} {what}. "
-        f"{remedy}, or unset PREFECT_API_URL to use a temporary server."
-    )
+    try:
+        with get_client(sync_client=True) as client:
+            client.read_flows(limit=1)  # Prefect's health check works without credentials.
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        what, remedy = trouble_with_server(error)
+        raise ServiceError(
+            f"The Prefect server at PREFECT_API_URL={shown_api()} {what}. "
+            f"{remedy}, or unset PREFECT_API_URL to use a temporary server."
+        ) from error
 
 
 def trouble_with_server(error: Exception) -> tuple[str, str]:
