@@ -48,10 +48,10 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
         output: The zip file, which must not exist.
 
     Raises:
-        OptionError: There is no such input or no file of it, the output exists, or the step cannot
-            be imported from a module.
+        OptionError: There is no such input or no local file of it, the output exists, or the step
+            cannot be imported from a module.
         StepError: The step cannot be loaded here.
-        StoreError: The input cannot be read.
+        StoreError: The input cannot be read from its store.
     """
     if output.exists():
         raise OptionError(f"--output {output}: exists. Choose another name.")
@@ -80,10 +80,6 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
         folder = places.pop(file)
         inside = _files_in(join(spec.root, folder))
         places |= {f"{file}/{one}": f"{folder}/{one}" for one in inside}
-    for target, place in places.items():
-        if not _exists(spec.root, place):
-            full = join(spec.root, names.get(target, place))
-            raise OptionError(f"{full}: no such file. Restore the input first.")
     sources = dict(_step_sources(spec))
     data_files, left_out = _limited(dict(_data_files(sources)))
     readme = (_TEXTS / "README.txt").read_text()
@@ -116,14 +112,6 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
             raise
 
 
-def _exists(root: str, name: str) -> bool:
-    """Return whether a file exists, given its name or its address in a pack."""
-    if parse_address(name):
-        return next(iter(open_store(root).sizes([name]))) is not None
-    place = join(root, name)
-    return bool(remote.stat(place)) if is_url(place) else os.path.isfile(place)
-
-
 def _local_copy(root: str, name: str, path: str) -> str:
     """Return the path of a local file. Copy a file that is in a pack or a store to `path`."""
     place = join(root, name)
@@ -134,6 +122,8 @@ def _local_copy(root: str, name: str, path: str) -> str:
     if is_url(place):
         remote.fetch(place, path)
         return path
+    if not os.path.isfile(place):
+        raise OptionError(f"{place}: no such file. Restore the input first.")
     return place
 
 
