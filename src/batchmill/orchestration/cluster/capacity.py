@@ -54,7 +54,10 @@ class LivingNodes:
 
     def __init__(self, cluster: RayCluster) -> None:
         self._cluster = cluster
-        self._head = _head_address(cluster)
+        # A local Ray has a head too. If its head has died, calls to Ray never return.
+        is_client = cluster.address.startswith("ray://")
+        address = cluster.address if is_client else ray.get_runtime_context().gcs_address
+        self._head = endpoint(address)
         self._request: Future[list[Node]] | None = None
         self._silent_since: float | None = None
 
@@ -78,8 +81,6 @@ class LivingNodes:
         return None
 
     def _answers(self) -> bool:
-        if self._head is None:
-            return True
         try:
             socket.create_connection(self._head, timeout=_HEAD_ANSWER_SECONDS).close()
         except OSError:
@@ -110,16 +111,6 @@ def lost_head_message(cluster: RayCluster) -> str:
     if cluster.is_local:
         return f"Ray on the machine of the flow run has died. {_RESUME}"
     return f"The head of the Ray cluster at {cluster.address} stopped responding. {_RESUME}"
-
-
-def _head_address(cluster: RayCluster) -> tuple[str, int] | None:
-    """Return the address at which to test whether the cluster's head is running.
-
-    A local Ray has a head too. If its head has died, calls to Ray never return.
-    """
-    if cluster.address.startswith("ray://"):
-        return cluster.head
-    return endpoint(ray.get_runtime_context().gcs_address)
 
 
 def with_gpu(cluster: RayCluster, found: list[Node]) -> RayCluster:
