@@ -10,7 +10,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,20 +74,18 @@ class IsolatedExecutor(ShardWork):
             Exception: Any error that `deliver` raises.
         """
         self.table.largest = batch_size
-        adopt_orphans()
-        # torch creates half a million objects. Without `freeze`, a worker's garbage collector would
-        # visit them, and the kernel would copy their memory for each worker.
-        gc.freeze()
-        try:
-            with ExitStack() as stack:
-                stack.callback(self._feed.turns.close)
-                if self._processor:
-                    self._sockets = stack.enter_context(socket_folder())
-                    stack.enter_context(self._processor.monitor.watching())
-                self._run_passes(num_workers)
-        finally:
-            gc.unfreeze()
-            adopt_orphans(False)
+        with ExitStack() as stack:
+            adopt_orphans()
+            stack.callback(adopt_orphans, False)
+            # torch creates half a million objects. Without `freeze`, a worker's garbage collector
+            # would visit them, and the kernel would copy their memory for each worker.
+            gc.freeze()
+            stack.callback(gc.unfreeze)
+            stack.callback(self._feed.turns.close)
+            if self._processor:
+                self._sockets = stack.enter_context(socket_folder())
+                stack.enter_context(self._processor.monitor.watching())
+            self._run_passes(num_workers)
 
     def _run_passes(self, num_workers: int) -> None:
         """Run one DataLoader after another until no input is left or `stop` was requested."""
@@ -135,9 +133,10 @@ class IsolatedExecutor(ShardWork):
     def _resolve(self, outcomes: Iterable[tuple[int, Outcome]]) -> None:
         """Record how attempts ended, and deliver final outcomes. Several threads call this."""
         ended, now = self.table.ended, time.monotonic()
-        self._deliver(
-            [final for index, outcome in outcomes if (final := ended(index, outcome, now))]
-        )
+        finals = [final for index, outcome in outcomes if (final := ended(index, outcome, now))]
+        # The watchdog's thread delivers outcomes of workers while this thread processes batches.
+        with self._delivering:
+            self.deliver(finals)
 
     def _resolve_lost(self, worker_exit: WorkerExit) -> None:
         """Record the outcome of the input that ended its worker, if any did."""
@@ -147,8 +146,3 @@ class IsolatedExecutor(ShardWork):
         cause = self.table.worker_lost(worker_exit.begun, worker_exit.cause)
         if cause is not None:
             self._resolve([(cause, self.lost(cause, worker_exit))])
-
-    def _deliver(self, outcomes: Sequence[Outcome]) -> None:
-        # The watchdog's thread delivers outcomes of workers while this thread processes batches.
-        with self._delivering:
-            self.deliver(outcomes)
