@@ -17,11 +17,11 @@ from pathlib import Path
 
 from batchmill.errors import WorkerError
 from batchmill.outcome import Outcome
+from batchmill.storage.scratch import FOR_SOCKETS, scratch_folder, short_base
 from batchmill.workers.batch_monitor import BatchMonitor
 from batchmill.workers.batch_processor import BatchProcessor
 from batchmill.workers.feed import Feed
 from batchmill.workers.input_table import InputTable, LoaderPass
-from batchmill.workers.loaded_batches import socket_folder
 from batchmill.workers.loader_driver import LoaderDriver
 from batchmill.workers.processes import adopt_orphans, children, end_children
 from batchmill.workers.shard_work import ShardWork
@@ -30,6 +30,9 @@ from batchmill.workers.worker_exit import WorkerExit
 # If a worker dies between inputs, no input caused it. After this number of DataLoaders in a row
 # without an outcome, the executor raises WorkerError.
 _MAX_IDLE_PASSES = 5
+# The path of a socket for tensors has at most 107 bytes. The name of its folder takes 22, and
+# multiprocessing adds 18.
+_LONGEST_FOLDER = 67
 
 
 @dataclass(kw_only=True)
@@ -83,7 +86,9 @@ class IsolatedExecutor(ShardWork):
             stack.callback(gc.unfreeze)
             stack.callback(self._feed.turns.close)
             if self._processor:
-                self._sockets = stack.enter_context(socket_folder())
+                # Without it, each worker would create a folder, and a killed one would leave it.
+                sockets = scratch_folder(FOR_SOCKETS, short_base(_LONGEST_FOLDER))
+                self._sockets = stack.enter_context(sockets)
                 stack.enter_context(self._processor.monitor.watching())
             self._run_passes(num_workers)
 

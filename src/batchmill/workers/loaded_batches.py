@@ -8,24 +8,19 @@ import logging
 import os
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_map
 
 from batchmill.outcome import Fault, Outcome, UnstoredOutcome, text_of
-from batchmill.storage.scratch import FOR_SOCKETS, scratch_folder, short_base
 from batchmill.workers.processes import ends_within
 from batchmill.workers.worker import this_worker
 
 logger = logging.getLogger(__name__)
 
-# A socket's path has at most 107 bytes. The folder's name takes 22, and multiprocessing adds 18.
-_LONGEST_FOLDER = 67
 _END_SECONDS = 1.0
 # torch raises some errors without a special class. These texts identify the errors. The last one
 # is of cuBLAS and cuDNN.
@@ -117,17 +112,6 @@ class BatchCallbacks:
     overdue: Callable[[Sequence[int]], None]
     end: Callable[[str], None]
     pins_memory: bool = False
-
-
-def socket_folder() -> AbstractContextManager[Path]:
-    """Create a folder for the sockets that transfer tensors, and remove it after the block.
-
-    Without it, each worker would create its own folder, and a killed worker would not remove it.
-
-    Raises:
-        StoreError: No folder for temporary files can be created.
-    """
-    return scratch_folder(FOR_SOCKETS, short_base(_LONGEST_FOLDER))
 
 
 class BatchError(Exception):
