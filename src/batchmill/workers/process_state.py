@@ -134,7 +134,7 @@ class WorkerStreams:
     def restore(self) -> None:
         """Restore the standard streams. Raises BrokenWorkerError if a step closed their files."""
         if not self._are_open():
-            if not self._has_files():
+            if not (self.has_log() and _identity(self._stdin) == self._identities[0]):
                 raise BrokenWorkerError
             self._redirect()
 
@@ -164,10 +164,7 @@ class WorkerStreams:
 
     def has_log(self) -> bool:
         """Return whether the log is still open. A step may have closed or replaced it."""
-        try:
-            return _identity(self._log) == self._identities[1]
-        except OSError:
-            return False
+        return _identity(self._log) == self._identities[1]
 
     def _redirect(self) -> None:
         """Redirect standard output and error to the log, and make standard input empty.
@@ -202,19 +199,16 @@ class WorkerStreams:
                 and not any(stream.closed for stream in self._streams)
                 and [*map(_identity, _STREAMS)] == self._identities
             )
-        except (ValueError, OSError):
-            return False
-
-    def _has_files(self) -> bool:
-        try:
-            return self.has_log() and _identity(self._stdin) == self._identities[0]
-        except OSError:
+        except ValueError:
             return False
 
 
-def _identity(descriptor: int) -> tuple[int, int]:
-    """Return the device and inode of an open file. Raises OSError if the file is closed."""
-    seen = fstat(descriptor)
+def _identity(descriptor: int) -> tuple[int, int] | None:
+    """Return the device and inode of an open file; None if the file is closed."""
+    try:
+        seen = fstat(descriptor)
+    except OSError:
+        return None
     return seen.st_dev, seen.st_ino
 
 
