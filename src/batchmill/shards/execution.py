@@ -74,7 +74,7 @@ class ShardExecution:
         self._staging = staging
         self._step = inputs.step
         self._items = inputs.items(staging)
-        self._weights = inputs.weights
+        self._sizes: Sequence[int] = inputs.table["size"].to_pylist()
         self._confined: ConfinedProcess | None = None
         if inputs.spec.confinement:
             check_support(inputs.spec.confinement.writable)
@@ -176,7 +176,7 @@ class ShardExecution:
         """Run an async step on one input in this worker."""
         item, channel = self._items[index], this_worker.channel
         in_thread = partial(asyncio.get_running_loop().run_in_executor, threads)
-        is_large = self._weights[index] > _LARGE_BYTES
+        is_large = self._sizes[index] > _LARGE_BYTES
         hooks = StepHooks(
             before=partial(_begin_step, self._log_level, slot),
             after=partial(channel.end_step, slot),

@@ -6,16 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from batchmill.execution.read_input import reads_in_parts
 from batchmill.execution.rows import RESERVED_KEYS, RESERVED_WITH_PARTITIONS
 from batchmill.execution.staging import Companion, Input, StagingArea
 from batchmill.layout import PICKLED_STEP
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
-from batchmill.planning.batching import input_weights
 from batchmill.planning.decisions import encode_manifest_columns
 from batchmill.planning.run_spec import (
     RunSpec,
@@ -89,11 +85,6 @@ class ShardInputs:
     def reserved_keys(self) -> Set[str]:
         """The keys that no row of the metadata may have."""
         return RESERVED_WITH_PARTITIONS if self.spec.partitioning else RESERVED_KEYS
-
-    @property
-    def weights(self) -> NDArray[np.int64]:
-        """The weight of each input, for dividing inputs into batches."""
-        return input_weights(self.table["size"].to_numpy())
 
     def batch_size(self, *, step_is_batched: bool) -> int:
         """Return the batch size.
