@@ -183,14 +183,9 @@ def _follow_with_bar(watcher: RunWatcher, console: Console, stop: threading.Even
 
 
 def _follow_with_lines(watcher: RunWatcher, console: Console, stop: threading.Event) -> None:
+    console.print(f"{STARTING} ...")
     next_line = 0.0
-    told = False
     for seen, rate, ended in poll(watcher, stop):
-        if seen is None:
-            if not told and not ended:
-                console.print(f"{STARTING} ...")
-                told = True
-            continue
-        if ended or time.monotonic() >= next_line:
+        if seen and (ended or time.monotonic() >= next_line):
             console.print(progress_line(seen, rate, ended=ended))
             next_line = time.monotonic() + _LINE_SECONDS
