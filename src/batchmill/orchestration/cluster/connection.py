@@ -163,19 +163,12 @@ def _failure(cluster: RayCluster, error: Exception) -> BatchmillError:
     text = f"Ray {where} cannot be reached or started: {type(error).__name__}: {reason}"
     if cluster.is_local or not isinstance(error, LOST_CONNECTION):
         return ServiceError(text)
-    # Ray does not report a wrong port or a missing token, so the message suggests both.
-    port = (
-        "Check the port: Ray Client's default is 10001, which is not the head's port."
-        if cluster.address.startswith("ray://")
-        else "Check the port: the head's default is 6379. For Ray Client, use ray://HOST:PORT."
+    # Ray does not report a wrong port or a wrong token, so the message suggests both.
+    return ServiceError(
+        f"{text.rstrip('.')}. Check the port: the head's default is 6379, and that of Ray Client "
+        "(ray://) is 10001. If the cluster requires a token, set RAY_AUTH_TOKEN or "
+        "RAY_AUTH_TOKEN_PATH, or save the token in a Ray cluster block."
     )
-    token = (
-        "The cluster may require another token than the configured one"
-        if os.environ.get("RAY_AUTH_MODE") == "token"
-        else "If the cluster requires a token, set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, or save "
-        "the token in a Ray cluster block"
-    )
-    return ServiceError(f"{text.rstrip('.')}. {port} {token}.")
 
 
 def check_cluster(cluster: RayCluster) -> None:
