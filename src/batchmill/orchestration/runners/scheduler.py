@@ -118,8 +118,6 @@ class ShardScheduler:
                 shard = queue.waiting.pop()
                 future = self.runner.submit(shard)
                 queue.running[future.task_run_id] = SubmittedShard(shard, future)
-            if not queue.running and not queue.waiting:
-                break
             self._wait()
 
     def _tick(self) -> None:
