@@ -146,12 +146,7 @@ class WorkerStreams:
         try:
             out.flush()
             err.flush()
-            return (
-                lseek(0, 0, os.SEEK_CUR)
-                == lseek(1, 0, os.SEEK_CUR)
-                == lseek(2, 0, os.SEEK_CUR)
-                == _MARK
-            )
+            return all(lseek(stream, 0, os.SEEK_CUR) == _MARK for stream in _STREAMS)
         except (ValueError, OSError):
             return False
 
