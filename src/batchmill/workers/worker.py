@@ -82,11 +82,8 @@ class Worker:
         except FileNotFoundError:
             self._folder = ""  # The working directory was removed, so it cannot be restored.
         self.streams = WorkerStreams(channel.log)
-        for logger in [
-            logging.getLogger(),
-            *map(logging.getLogger, logging.root.manager.loggerDict),
-        ]:
-            logger.handlers = []
+        for name in (None, *logging.root.manager.loggerDict):
+            logging.getLogger(name).handlers = []
         # No level is given, because the module of the step may have set one before the fork.
         logging.basicConfig(stream=sys.stderr)
         # faulthandler writes the stack even while a step holds the interpreter's lock. Ray may have
