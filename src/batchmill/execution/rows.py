@@ -94,15 +94,7 @@ def detached(item: Any) -> Any:
 
 def encode_rows(rows: Iterable[Row]) -> str:
     """Write rows as JSON text. Raises TypeError or ValueError for values that no table can hold."""
-    data = _as_json(
-        [
-            {
-                key: value if type(value) in _PLAIN else _plain(value, key)
-                for key, value in row.items()
-            }
-            for row in rows
-        ]
-    )
+    data = _as_json([{key: _plain(value, key) for key, value in row.items()} for row in rows])
     if len(data) > MAX_ROWS_BYTES:
         raise ValueError(
             f"the metadata takes {len(data) / 2**20:,.0f} MiB, more than {MAX_ROWS_BYTES >> 20} "
