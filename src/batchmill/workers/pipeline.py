@@ -68,19 +68,14 @@ class Uploads:
         Unless `shows` is set, the slot keeps showing the input that is at fault.
         """
         while self._storing:
-            if self._storing[0].done.done():
-                self._storing.popleft().done.result()
-                continue
-            if len(self._storing) <= inputs and self._size() <= size:
+            first, bytes_left = self._storing[0], sum(one.size for one in self._storing)
+            if not first.done.done() and len(self._storing) <= inputs and bytes_left <= size:
                 return
             if shows:
-                this_worker.channel.show(self._storing[0].index)
+                this_worker.channel.show(first.index)
             self._storing.popleft().done.result()
             if shows:
                 this_worker.channel.leave()
-
-    def _size(self) -> int:
-        return sum(storing.size for storing in self._storing)
 
 
 @dataclass
@@ -157,8 +152,7 @@ class TransferPipeline:
             future.cancel()
         for index, future in self._futures.items():
             with suppress(Exception):
-                if not future.cancelled():
-                    future.result()
+                future.result()
             self.discard(index)
         self._futures.clear()
         self._bytes = 0
