@@ -1,13 +1,12 @@
 """Reads the inputs, the step and the settings of a shard from the run's plan."""
 
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any, NamedTuple
 
 from batchmill.execution.read_input import reads_in_parts
-from batchmill.execution.rows import RESERVED_KEYS, RESERVED_WITH_PARTITIONS
 from batchmill.execution.staging import Companion, Input, StagingArea
 from batchmill.layout import PICKLED_STEP
 from batchmill.ledger.ledger import Ledger
@@ -80,11 +79,6 @@ class ShardInputs:
             ("://" in name and is_url(name)) or (etag and parse_address(etag))
             for name, etag in seen
         )
-
-    @property
-    def reserved_keys(self) -> Set[str]:
-        """The keys that no row of the metadata may have."""
-        return RESERVED_WITH_PARTITIONS if self.spec.partitioning else RESERVED_KEYS
 
     def batch_size(self, *, step_is_batched: bool) -> int:
         """Return the batch size.

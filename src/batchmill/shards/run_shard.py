@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
+from batchmill.execution.rows import RESERVED_KEYS, RESERVED_WITH_PARTITIONS
 from batchmill.execution.staging import open_staging
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.run_control import Usage
@@ -70,7 +71,7 @@ def run_shard(
             fetches=inputs.are_remote,
             confines=inputs.spec.confinement is not None,
             make_packs=make_packs if limit else None,
-            reserved=inputs.reserved_keys,
+            reserved=RESERVED_WITH_PARTITIONS if inputs.spec.partitioning else RESERVED_KEYS,
         ) as staging,
     ):
         log = StepLog(on_lines) if shard.log_steps and on_lines else None
