@@ -262,8 +262,8 @@ def _time(
 def _failures(new: _Classes, known: pa.Table, records: pa.Table) -> Interval:
     """Return how many inputs will not be ok: new ones, and some that have a record.
 
-    Of those that failed before, as many will fail again as of all inputs that were executed again
-    within a run. But their cause may be gone.
+    The share that fails again is that of all inputs with a second attempt in one run. The cause may
+    be gone, too.
     """
     count, expected = float(new.inputs.sum()), float(new.means[1] @ new.inputs)
     found = wilson(expected / count, _effective(new), count) if count else Interval(0, 0, 0)
