@@ -214,7 +214,7 @@ def test_a_schema_of_pandera_is_an_expectation(job):
     ("name", "error", "message"),
     [
         ("pathlib:Path", OptionError, "is a type, and not a schema"),
-        ("no_such_module:SCHEMA", StepError, "cannot be imported"),
+        ("no_such_module:SCHEMA", StepError, "no module 'no_such_module' on the import path"),
     ],
 )
 def test_a_name_that_is_no_schema_is_refused_before_anything_starts(job, name, error, message):

@@ -186,9 +186,12 @@ def test_the_allowlist_also_limits_model_files(arrays, saved, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "models:nothing"}, "model models:nothing: cannot be imported"),
+        ({"model": "models:nothing"}, "model models:nothing: models has no 'nothing'"),
         ({"model": "models:mean", "collate": "paad"}, "expected default, pad or"),
-        ({"model": "models:mean", "load": "models:nothing"}, "load models:nothing: cannot"),
+        (
+            {"model": "models:mean", "load": "models:nothing"},
+            "load models:nothing: models has no 'nothing'",
+        ),
         ({"model": "models:mean", "load": "adio"}, "is not a kind of file"),
         ({"model": "nowhere.pt2"}, "no such file"),
         ({"model": "models:doubled"}, "to make the model, but missing a required argument: 'x'"),
@@ -284,7 +287,7 @@ def test_a_dataset_class_opens_the_inputs_and_makes_the_batches(tmp_path):
     ("model", "message"),
     [
         ("model", "expected a file"),
-        ("models:nothing", "cannot be imported"),
+        ("models:nothing", "models has no 'nothing'"),
         ("models:number", "is a int"),
         ("models:broken", "calling it failed with RuntimeError: no weights here"),
         ("nowhere.pt2", "no such file"),

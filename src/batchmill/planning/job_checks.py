@@ -1,6 +1,5 @@
 """Check that the parts of a job fit together, before it is planned and after."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -129,9 +128,7 @@ def load_schemas(expectations: Sequence[str], search: str) -> dict[str, Any]:
         OptionError: A schema may not be used here, or is no schema.
     """
     names = [text.strip() for text in expectations if names_schema(text)]
-    if names and search and search not in sys.path:
-        sys.path.append(search)
-    schemas = {name: resolve_reference(name, "--expect") for name in names}
+    schemas = {name: resolve_reference(name, "--expect", search) for name in names}
     for name, schema in schemas.items():
         if not callable(getattr(schema, "validate", None)):
             raise OptionError(

@@ -5,11 +5,10 @@ import re
 import sys
 import traceback
 from contextvars import ContextVar
-from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
 
-from batchmill.errors import BatchmillError, StepError
+from batchmill.errors import StepError
 from batchmill.security.allowlist import check_origin, check_step
 
 _REFERENCE = re.compile(r"[\w.]+:[\w.]+")
@@ -20,12 +19,13 @@ def is_reference(text: str) -> bool:
     return _REFERENCE.fullmatch(text) is not None
 
 
-def resolve_reference(reference: str, what: str) -> Any:
+def resolve_reference(reference: str, what: str, search: str = "") -> Any:
     """Import the object that a parameter names.
 
     Args:
         reference: package.module:attribute.
         what: The kind of the object, for messages.
+        search: A folder that is appended to the import path, and stays there.
 
     Returns:
         The object.
@@ -37,17 +37,7 @@ def resolve_reference(reference: str, what: str) -> Any:
     if not is_reference(reference):
         raise StepError(f"{what} {reference!r}: expected package.module:attribute.")
     check_step(reference)
-    try:
-        found = resolve_name(reference)
-    except BatchmillError:
-        raise
-    except Exception as error:
-        raise StepError(
-            f"{what} {reference}: cannot be imported ({type(error).__name__}: {error}). "
-            "Check the spelling, install it, or change to its folder."
-        ) from error
-    check_origin(reference, found)
-    return found
+    return _resolve(reference, what, search)
 
 
 def import_step(ref: str, search: str) -> Any:
@@ -77,22 +67,33 @@ def import_step(ref: str, search: str) -> Any:
         raise StepError(
             f"step {ref!r}: other processes cannot import __main__. Move the step to a module."
         )
-    value: Any = _import_module(ref, module_name, search)
+    return _resolve(ref, "step", search)
+
+
+def _resolve(reference: str, what: str, search: str) -> Any:
+    module_name, _, attribute = reference.partition(":")
+    label = f"{what} {reference}"
+    value: Any = _import_module(label, module_name, search)
     for part in attribute.split("."):
         try:
             value = getattr(value, part)
         except AttributeError as error:
+            members = getattr(value, "__dict__", {})
             names = [name for name in dir(value) if name.isidentifier() and name[0] != "_"]
-            own = [n for n in names if getattr(getattr(value, n), "__module__", "") == module_name]
+            own = [n for n in names if getattr(members.get(n), "__module__", "") == module_name]
             raise StepError(
-                f"step {ref}: {getattr(value, '__name__', module_name)} has no {part!r}. "
+                f"{label}: {getattr(value, '__name__', module_name)} has no {part!r}. "
                 f"It has: {', '.join(own or names) or 'nothing'}."
             ) from error
-    check_origin(ref, value)
+        except Exception as error:  # A module may import the attribute only now.
+            raise StepError(
+                f"{label}: cannot be imported ({type(error).__name__}: {error})."
+            ) from error
+    check_origin(reference, value)
     return value
 
 
-def _import_module(ref: str, module_name: str, search: str) -> ModuleType:
+def _import_module(label: str, module_name: str, search: str) -> ModuleType:
     """Import a module, with `search` appended to the import path. It stays there."""
     if search and search not in sys.path:
         sys.path.append(search)
@@ -103,17 +104,17 @@ def _import_module(ref: str, module_name: str, search: str) -> ModuleType:
         return importlib.import_module(module_name)
     except StepError as error:
         # The modules of built-in steps name the library that is missing, and how to install it.
-        raise StepError(f"step {ref}: {error}") from error
+        raise StepError(f"{label}: {error}") from error
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if module_name == missing or module_name.startswith(f"{missing}."):
             where = f" or in {search}" if search else ""
             raise StepError(
-                f"step {ref}: no module {missing!r} on the import path{where}. "
+                f"{label}: no module {missing!r} on the import path{where}. "
                 "Check the spelling, install it, or change to its folder."
             ) from error
         raise StepError(
-            f"step {ref}: {module_name} imports {missing!r}, which is not installed. "
+            f"{label}: {module_name} imports {missing!r}, which is not installed. "
             f"Install it: pip install {missing.partition('.')[0]}"
         ) from error
     except (Exception, SystemExit) as error:
@@ -122,7 +123,7 @@ def _import_module(ref: str, module_name: str, search: str) -> ModuleType:
         if isinstance(error, SyntaxError):
             place = ""  # Its text has the file and the line. The frame is one of the import.
         raise StepError(
-            f"step {ref}: importing {module_name} failed with {type(error).__name__}: {error}"
+            f"{label}: importing {module_name} failed with {type(error).__name__}: {error}"
             f"{place}. Fix the module, and check: python -c 'import {module_name}'"
         ) from error
     finally:
