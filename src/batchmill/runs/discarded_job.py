@@ -128,8 +128,14 @@ def differences(
         yield ResultDifference("outcome", why)
         return
     files = ({_name(file["path"]): file for file in one["outputs"]} for one in (before, after))
-    yield from _file_differences(*files)
-    old_rows, new_rows = (json.loads(result["rows"]) for result in (before, after))
+    yield from file_differences(*files)
+    yield from row_differences(json.loads(before["rows"]), json.loads(after["rows"]))
+
+
+def row_differences(
+    old_rows: Sequence[Mapping[str, Any]], new_rows: Sequence[Mapping[str, Any]]
+) -> Iterator[ResultDifference]:
+    """Yield the differences between the rows of two results."""
     if len(old_rows) != len(new_rows):
         text = f"{len(old_rows):,} rows -> {len(new_rows):,} rows"
         yield ResultDifference("number of rows", text)
@@ -141,9 +147,10 @@ def differences(
                 yield ResultDifference(column, text)
 
 
-def _file_differences(
+def file_differences(
     before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[ResultDifference]:
+    """Yield the differences between the files of two results, each with `size` and `content`."""
     for name in sorted(before.keys() | after.keys()):
         old, new = before.get(name), after.get(name)
         if old is None or new is None:

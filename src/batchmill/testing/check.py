@@ -10,6 +10,7 @@ from typing import Any
 from batchmill.errors import BatchmillError, OptionError
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.verify import verify
+from batchmill.runs.discarded_job import file_differences, row_differences
 from batchmill.sizes import counted
 from batchmill.step.fingerprint import differences
 from batchmill.step.value.shipping import pickle_digest
@@ -19,6 +20,10 @@ from batchmill.testing.fresh import Fresh, Result, run_fresh
 from batchmill.testing.trial import Trial
 
 Results = Mapping[str, Result]
+_REMEDY = (
+    "Make it depend only on its input, its params and its row. Seed random numbers, and write no "
+    "times into file headers."
+)
 
 
 def check_step(
@@ -138,9 +143,9 @@ class _Check:
         """Describe the first sample with another result. Empty if there is no difference."""
         for name, result in self.first.items():
             if not result.fault and name in others and others[name] != result:
-                what, remedy = _difference(result, others[name])
+                what = _difference(result, others[name])
                 if what:
-                    return f"{name}: {when} {what}. {remedy}"
+                    return f"{name}: {when} {what}. {_REMEDY}"
         return ""
 
     def _other_workers(self) -> str:
@@ -221,25 +226,9 @@ def _fresh_faults(fresh: Fresh, trial: Trial) -> Iterator[str]:
         )
 
 
-def _difference(first: Result, other: Result) -> tuple[str, str]:
-    """Return the difference between two results of one input, and its fix. Empty if equal."""
-    remedy = "Make it depend only on its input, its params and its row."
+def _difference(first: Result, other: Result) -> str:
+    """Return the first difference between two results of one input. Empty if they are equal."""
     if other.fault:
-        return f"it is not ok: {other.fault}", remedy
-    if len(first.rows) != len(other.rows):
-        return f"it returned {len(other.rows)} rows, not {len(first.rows)}", remedy
-    for number, (row, now) in enumerate(zip(first.rows, other.rows, strict=True)):
-        for key in sorted(row.keys() | now.keys()):
-            # Values are compared as text, because NaN is not equal to itself.
-            texts = [json.dumps(side.get(key), sort_keys=True) for side in (row, now)]
-            if texts[0] != texts[1]:
-                return f"row {number} has {key}={texts[1]}, not {texts[0]}", remedy
-    for name in sorted(first.files.keys() | other.files.keys()):
-        if name not in other.files or name not in first.files:
-            return f"it wrote {sorted(other.files)}, not {sorted(first.files)}", remedy
-        if first.files[name] != other.files[name]:
-            return (
-                f"the content of {name} differs",
-                f"{remedy} Seed random numbers, and write no times into file headers.",
-            )
-    return "", ""
+        return f"it is not ok: {other.fault}"
+    found = [*file_differences(first.files, other.files), *row_differences(first.rows, other.rows)]
+    return f"its result differs: {found[0].text}" if found else ""

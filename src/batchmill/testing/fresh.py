@@ -24,12 +24,12 @@ class Result(NamedTuple):
 
     Attributes:
         rows: Its rows.
-        files: The hashes of its files, by name.
+        files: Its files as `WrittenFile` describes them, by name.
         fault: The reason why it is not ok. Empty if it is ok.
     """
 
     rows: list[dict[str, Any]]
-    files: Mapping[str, str]
+    files: Mapping[str, Mapping[str, Any]]
     fault: str = ""
 
 
@@ -158,7 +158,7 @@ def result_of(outcome: Any) -> Result:
 
     outcome = relative_to_own_folder(outcome)
     fault = "" if outcome.kind == "ok" else f"{outcome.kind}: {outcome.reason}"
-    files = {file.path: file.content for file in outcome.outputs}
+    files = {file.path: file._asdict() for file in outcome.outputs}
     return Result(json.loads(outcome.rows), files, fault)
 
 
