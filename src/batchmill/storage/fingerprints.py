@@ -1,5 +1,7 @@
 """The fingerprint of a file: its size, its times, and the hash of its content."""
 
+import hashlib
+import io
 import json
 import os
 import stat
@@ -102,12 +104,9 @@ def recordable(time_ns: int) -> int:
     return max(_EARLIEST, min(time_ns, _LATEST))
 
 
-def hash_file(file: IO[bytes]) -> str:
+def hash_file(file: io.RawIOBase | io.BufferedIOBase) -> str:
     """Hash the rest of an open file, in the format of `content_of`."""
-    state = xxhash.xxh3_128()
-    while data := file.read(_READ_BYTES):
-        state.update(data)
-    return f"xxh128:{state.hexdigest()}"
+    return f"xxh128:{hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}"
 
 
 def hash_bytes(content: bytes) -> str:
