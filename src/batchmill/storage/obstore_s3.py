@@ -139,10 +139,9 @@ def _cache_key(url: str) -> str:
 def _settings_for(url: str) -> S3Settings | None:
     """Return the settings of a bucket, as s3fs finds them; None if only s3fs can use them."""
     key = _cache_key(url)
-    with suppress(KeyError):
-        return _settings[key]
-    settings = _settings[key] = _read_settings(_bucket_of(url), _options_for(url))
-    return settings
+    if key not in _settings:
+        _settings[key] = _read_settings(_bucket_of(url), _options_for(url))
+    return _settings[key]
 
 
 def _read_settings(bucket: str, options: Mapping[str, Any]) -> S3Settings | None:
