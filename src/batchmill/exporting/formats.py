@@ -89,10 +89,6 @@ class ShardTask(NamedTuple):
         for batch in self.rows.to_batches(max_chunksize=1000):
             yield from batch.to_pylist()
 
-    def texts(self) -> Iterator[bytes]:
-        """Yield the row of each sample as JSON."""
-        return map(json_of, self.dicts())
-
 
 def json_of(row: Mapping[str, Any]) -> bytes:
     """Return a row as JSON."""
@@ -124,7 +120,7 @@ class WebDataset:
     def write(self, file: HashingFile, task: ShardTask, contents: Iterator[list[bytes]]) -> None:
         """Write a shard, one write per sample. `contents` are those of each sample's files."""
         size = 0
-        samples = zip(task.keys(), task.files(), task.texts(), contents, strict=True)
+        samples = zip(task.keys(), task.files(), map(json_of, task.dicts()), contents, strict=True)
         for key, files, text, own in samples:
             row = _OTHER_ROW if files[0].suffix == _ROW else _ROW
             taken, members = {row}, []

@@ -10,22 +10,8 @@ from threading import Event
 from typing import Any, TypeVar
 
 from batchmill.errors import OptionError, StoreError
+from batchmill.exporting import index
 from batchmill.exporting.formats import ShardTask, find_format
-from batchmill.exporting.index import (
-    BEGUN,
-    FOLDER,
-    INDEX,
-    VERSION,
-    ShardRecord,
-    begin,
-    earlier_exports,
-    earlier_files,
-    read_record,
-    read_samples,
-    record_name,
-    remove_leftovers,
-    write_record,
-)
 from batchmill.exporting.plan import plan_shards
 from batchmill.exporting.rows import choose_rows
 from batchmill.exporting.shard import digest_samples, write_shard
@@ -113,15 +99,15 @@ def export_dataset(
     try:
         with _locked(store):
             records, written = _write(store, to, plan, workers, progress)
-            index = {
-                "version": VERSION,
+            content = {
+                "version": index.VERSION,
                 "to": to,
                 "dataset": dataset,
                 "table": chosen.table_hash,
                 "samples": len(chosen.rows),
                 "shards": [{"name": name, **record._asdict()} for name, record in records.items()],
             }
-            _finish(store, set(records), index)
+            _finish(store, set(records), content)
     except StoreError:
         if not chosen.are_inputs:
             check_kept(dataset, chosen.table_hash)  # The version may have been removed.
@@ -143,11 +129,11 @@ def _open_out(dataset: str, out: str, to: str) -> Store:
     names = store.names("")
     if not names and is_url(out):
         remote.check_bucket(out)
-    if names and FOLDER not in names:
+    if names and index.FOLDER not in names:
         kind = "a dataset" if LEDGER_FOLDER in names else "files, but no export"
         raise OptionError(f"{out}: contains {kind}. Name a new or empty folder.")
-    for earlier in earlier_exports(store):
-        if (earlier["version"], earlier["to"]) != (VERSION, to):
+    for earlier in index.earlier_exports(store):
+        if (earlier["version"], earlier["to"]) != (index.VERSION, to):
             raise OptionError(
                 f"{out}: contains an export to {earlier['to']} (version {earlier['version']}). "
                 "Name another folder."
@@ -161,19 +147,19 @@ def _write(
     plan: Sequence[ShardTask],
     workers: int,
     progress: Callable[[int, int], None] | None,
-) -> tuple[dict[str, ShardRecord], int]:
+) -> tuple[dict[str, index.ShardRecord], int]:
     """Write the shards that are missing or changed. Return all records, and the number written."""
     found = dict(_in_threads(digest_samples, plan, workers))
     plan = [task._replace(digest=found[task.name]) for task in plan]
-    earlier = earlier_files(store)
-    remove_leftovers(store, earlier | found.keys())
-    known = {name: record for name in earlier if (record := read_record(store, name))}
+    earlier = index.earlier_files(store)
+    index.remove_leftovers(store, earlier | found.keys())
+    known = {name: record for name in earlier if (record := index.read_record(store, name))}
 
     def is_missing(task: ShardTask) -> bool:
         return task.name not in known or known[task.name].digest != task.digest
 
     if any(map(is_missing, plan)) or not known.keys() <= found.keys():
-        begin(store, to, earlier | found.keys())
+        index.begin(store, to, earlier | found.keys())
         _move(store, {task.name: task.digest for task in plan}, known)
     todo = list(filter(is_missing, plan))
     for done, (name, record) in enumerate(_in_threads(write_shard, todo, workers), 1):
@@ -201,7 +187,7 @@ def _in_threads(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _move(store: Store, digests: Mapping[str, str], known: dict[str, ShardRecord]) -> None:
+def _move(store: Store, digests: Mapping[str, str], known: dict[str, index.ShardRecord]) -> None:
     """Copy the shards that have only another name now, and update `known`."""
     at = {record.digest: name for name, record in known.items()}
     order = {name: number for number, name in enumerate(digests)}
@@ -215,23 +201,27 @@ def _move(store: Store, digests: Mapping[str, str], known: dict[str, ShardRecord
     for source, target in [*up, *(move for move in moves if move not in up)]:
         if source not in known or known[source].digest != digests[target]:
             continue  # It was replaced, so the target is written like a new shard.
-        record, samples = known[source], read_samples(store, source)
-        store.delete(record_name(target))
+        record, samples = known[source], index.read_samples(store, source)
+        store.delete(index.record_name(target))
         store.copy(source, target)
-        write_record(store, target, record, samples)
+        index.write_record(store, target, record, samples)
         known[target] = record
 
 
-def _finish(store: Store, names: Set[str], index: Mapping[str, Any]) -> None:
+def _finish(store: Store, names: Set[str], content: Mapping[str, Any]) -> None:
     """Remove all shards except those with these names, and write the index last."""
-    content = sealed(index)
-    if store.exists(INDEX) and not store.exists(BEGUN) and store.read(INDEX) == content:
+    data = sealed(content)
+    if (
+        store.exists(index.INDEX)
+        and not store.exists(index.BEGUN)
+        and store.read(index.INDEX) == data
+    ):
         return
-    for name in earlier_files(store) - names:
-        store.delete(record_name(name))
+    for name in index.earlier_files(store) - names:
+        store.delete(index.record_name(name))
         store.delete(name)
-    store.write(INDEX, content)
-    store.delete(BEGUN)
+    store.write(index.INDEX, data)
+    store.delete(index.BEGUN)
 
 
 @contextmanager
@@ -240,7 +230,7 @@ def _locked(store: Store) -> Iterator[None]:
     if is_url(store.url):
         yield
         return
-    folder = os.path.join(store.url, FOLDER)
+    folder = os.path.join(store.url, index.FOLDER)
     try:
         os.makedirs(folder, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
