@@ -18,29 +18,18 @@ from batchmill.storage import in_threads, is_url, remote
 from batchmill.storage.fingerprints import Fingerprint, recordable
 from batchmill.storage.folder_files import files_in, folder_state
 from batchmill.storage.large_tables import SLICE_ROWS, Column, collected
-from batchmill.storage.remote import FileStat
+from batchmill.storage.remote import FOUND, FileStat
 from batchmill.urls import join
 
 MISSING_SIZE = -1
 _NANOSECONDS = 1_000_000_000
 _NO_FOLDER = Fingerprint(MISSING_SIZE, 0, "")
 
-# The columns of the tables of files.
-FILES = pa.schema(
-    [
-        ("input", pa.string()),
-        ("size", pa.int64()),
-        ("mtime_ns", pa.int64()),
-        ("etag", pa.string()),
-        ("ctime_ns", pa.int64()),
-    ]
-)
+# The columns of the tables of files: those of a listing, and the time of the last change.
+FILES = FOUND.set(0, pa.field("input", pa.string())).append(pa.field("ctime_ns", pa.int64()))
 
 # A further column for folders: the digest of the files of each.
 FOLDER_DIGEST = "folder_digest"
-
-# The bits of a file's mode that hold its type.
-_FILE_TYPE_BITS = 0o170000
 
 
 def stat_files(
@@ -135,12 +124,11 @@ def _stat_local(
                     status = read_status(name if name[0] == "/" else prefix + name)
                     size, time = status.st_size, status.st_mtime_ns
                     change = status.st_ctime_ns
-                    if status.st_mode & _FILE_TYPE_BITS != stat.S_IFREG:
-                        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-                        remedy = "Name a file"
-                        if kind == "a folder":
-                            remedy = "Name a file, or add --input-kind folder"
-                        faults.setdefault(start + len(sizes), f"{name!r} is {kind}. {remedy}.")
+                    if not stat.S_ISREG(status.st_mode):
+                        fault = "is not a regular file. Name a file."
+                        if stat.S_ISDIR(status.st_mode):
+                            fault = "is a folder. Name a file, or add --input-kind folder."
+                        faults.setdefault(start + len(sizes), f"{name!r} {fault}")
                 except OSError:
                     pass
             sizes.append(size)
@@ -181,9 +169,7 @@ def check_min_age(seconds: float) -> None:
     Raises:
         OptionError: The value is negative or not finite.
     """
-    if seconds < 0:
-        raise OptionError(f"--min-age: {seconds:g} is less than the minimum of 0.")
-    if not math.isfinite(seconds):
+    if not 0 <= seconds < math.inf:
         raise OptionError(f"--min-age {seconds}: expected a number of seconds, 0 or more.")
 
 

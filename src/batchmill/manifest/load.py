@@ -37,9 +37,6 @@ from batchmill.storage.fingerprints import joint_digest
 from batchmill.url_secrets import shown_url
 from batchmill.urls import url_fault, without_file_scheme
 
-# A run writes these columns to the table that it publishes.
-RESERVED_COLUMNS = frozenset({OUTPUT_COLUMN})
-
 
 def load_manifest(
     source: ManifestLike,
@@ -125,7 +122,7 @@ def _check_columns(table: Source, column: str, *, may_be_empty: bool) -> list[st
         raise ManifestError(table.name, faults)
     if frame.empty and not faults and not is_empty_listing:
         faults.append("has a header, but no inputs. Add one line per input.")
-    reserved = (RESERVED_COLUMNS | ({"input"} - {column})) & set(frame.columns)
+    reserved = {OUTPUT_COLUMN, *({"input"} - {column})} & set(frame.columns)
     faults += [
         f"column {name!r} has the name of a column that batchmill writes. Rename it."
         for name in sorted(reserved)
