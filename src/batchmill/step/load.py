@@ -18,9 +18,8 @@ from batchmill.step.tracked_file import ContentCounts, TrackedFile, track_files
 StepKind = Literal["function", "dataset", "items"]
 
 # Parameters with these names get their values from batchmill.
-_GIVEN_TO_FUNCTION = ("out", "row")
-_GIVEN_TO_DATASET = ("labels",)
-_GIVEN_TO_BATCH = ("outs",)
+_GIVEN = {"function": ("out", "row"), "dataset": ("labels",)}
+_GIVEN_TO_BATCH = "outs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,8 +147,7 @@ def check_target(
         if kind == "function" and inspect.isclass(target):
             call = call_signature(target)
         takes = _takes_input(ref, call)
-        special = _GIVEN_TO_FUNCTION if kind == "function" else _GIVEN_TO_DATASET
-        special = (*special, *file_columns)
+        special = (*_GIVEN[kind], *file_columns)
         given = frozenset(name for name in special if name in call.parameters and name != takes)
         filled = given | {takes}
         if call is not signature:
@@ -304,7 +302,7 @@ def _given_to(ref: str, target: Any, method: str) -> frozenset[str]:
     is_plain = inspect.isclass(target) and inspect.isfunction(
         inspect.getattr_static(target, method)
     )
-    given = frozenset(name for name in _GIVEN_TO_BATCH if name in names)
+    given = frozenset({_GIVEN_TO_BATCH} & {*names})
     if len(_needed(signature, given)) != 1 + is_plain:
         raise StepError(
             f"step {ref}: its {method} takes ({', '.join(names)}); expected one collated "
