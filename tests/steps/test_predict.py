@@ -324,10 +324,9 @@ def test_devices():
 
 
 def test_a_gpu_that_the_machine_does_not_have_is_refused(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert [choose_device(name).index for name in ("cuda", "cuda:1")] == [None, 1]
-    with pytest.raises(StepError, match="finds only cuda:0, cuda:1 on this machine"):
+    with pytest.raises(StepError, match="finds cuda:0, cuda:1 on this machine"):
         choose_device("cuda:2")
 
 
@@ -479,7 +478,8 @@ def test_a_gpu_with_a_wrong_number_is_refused_and_no_input_fails(models_in, work
     number = torch.cuda.device_count()
     done = models_in.batchmill(*LOOK_UP, "--device", f"cuda:{number}")
     assert done.returncode != 0
-    assert f"device 'cuda:{number}': torch finds only cuda:0" in " ".join(done.stderr.split())
+    words = " ".join(done.stderr.split())
+    assert f"device 'cuda:{number}': torch {torch.__version__} finds cuda:0" in words
     _, status = models_in.json("status", "out")
     assert status["outcomes"] == {}
 
@@ -507,7 +507,6 @@ def test_gpus_have_the_names_that_the_environment_gives(monkeypatch, given, name
     ],
 )
 def test_only_a_model_that_may_use_any_gpu_uses_all(monkeypatch, step, params, gpus):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     if step.startswith("batchmill.steps.predict"):
         params = {"model": "models:mean", **params}

@@ -30,17 +30,15 @@ def choose_device(device: str) -> torch.device:
         raise StepError(
             f"device {device!r}: is not a device. Use auto, cpu, cuda or cuda:1."
         ) from error
-    if chosen.type == "cuda" and not torch.cuda.is_available():
+    if chosen.type != "cuda":
+        return chosen
+    count = torch.cuda.device_count()
+    if (chosen.index or 0) >= count:
+        names = ", ".join(f"cuda:{number}" for number in range(count)) or "no GPU"
         raise StepError(
-            f"device {device!r}: torch {torch.__version__} finds no GPU on this machine. Use auto "
-            "or cpu. Or install torch for CUDA, and on a cluster request a GPU: --shard-resource "
-            "num_gpus=1."
-        )
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        names = ", ".join(f"cuda:{number}" for number in range(torch.cuda.device_count()))
-        raise StepError(
-            f"device {device!r}: torch finds only {names} on this machine. Use one of these, "
-            "or auto."
+            f"device {device!r}: torch {torch.__version__} finds {names} on this machine. Use auto "
+            "or another device. Or install torch for CUDA, and on a cluster request a GPU: "
+            "--shard-resource num_gpus=1."
         )
     return chosen
 
