@@ -44,15 +44,14 @@ def _secrets() -> Iterator[str]:
     for options in fsspec.config.conf.values():
         pairs += options.items()
     for name, value in pairs:
-        if isinstance(value, str) and len(value) >= _SHORTEST_SECRET and names_a_secret(name):
-            yield value
-            yield from _IN_CONNECTION_STRING.findall(value)
+        if names_a_secret(name):
+            yield from _texts(value)
     for store in granted():
         yield from _texts(store.options)
 
 
 def _texts(options: object) -> Iterator[str]:
-    """Yield the option values of a store that may be secret: all except those in _NO_SECRETS."""
+    """Yield the texts in options that may be secret: all except those in _NO_SECRETS."""
     if isinstance(options, str) and len(options) >= _SHORTEST_SECRET:
         yield options
         yield from _IN_CONNECTION_STRING.findall(options)
