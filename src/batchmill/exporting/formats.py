@@ -55,7 +55,7 @@ class ShardTask(NamedTuple):
         are_inputs: True if these files are the inputs.
         kind: The kind of the samples' own files: "image", "audio" or "file".
         further: The kind of the further files by column.
-        samples: The columns key, suffix, place, content and further.
+        samples: The samples, as in `ExportRows`.
         rows: The published row of each sample.
         digest: The digest of the samples, if it is known.
     """

@@ -32,7 +32,6 @@ def plan_shards(chosen: ExportRows, to: str, out: str, shard_bytes: int) -> list
     for column, suffix in zip(*columns, strict=True):
         suffixes[column].add(suffix)
     further = {column: _kind_of(found) for column, found in suffixes.items()}
-    needed = samples.select(["key", "suffix", "place", "content", "further"])
     tasks: list[ShardTask] = []
     begin = 0
     # The samples of a split are together.
@@ -48,7 +47,7 @@ def plan_shards(chosen: ExportRows, to: str, out: str, shard_bytes: int) -> list
                 are_inputs=chosen.are_inputs,
                 kind=kind,
                 further=further,
-                samples=needed.slice(begin + first, end - first),
+                samples=samples.slice(begin + first, end - first),
                 rows=chosen.rows.slice(begin + first, end - first),
             )
             for number, (first, end) in enumerate(pairwise(bounds))
