@@ -250,7 +250,7 @@ def test_all_servers_may_say_in_their_own_way_that_a_file_exists(body):
 def test_the_disks_of_files_and_of_packs_are_synced(tmp_path, monkeypatch):
     """Each may be the mount point of a disk of its own."""
     synced = []
-    monkeypatch.setattr("batchmill.storage.local.sync_file_system", synced.append)
+    monkeypatch.setattr("batchmill.storage.beneath.sync_file_system", synced.append)
     monkeypatch.setattr(os, "fsync", synced.append)
     store = LocalStore(tmp_path)
     for name in ("files/a.1/x", "packs/1.tar"):

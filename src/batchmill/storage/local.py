@@ -14,19 +14,8 @@ import pyarrow as pa
 
 from batchmill.errors import StoreError
 from batchmill.layout import FILES, PACKS, STAGING
+from batchmill.storage import beneath
 from batchmill.storage.addresses import PackedFiles, parse_address
-from batchmill.storage.beneath import (
-    closing,
-    folder_of,
-    link_file,
-    open_file,
-    open_folder,
-    remove_tree,
-    stat_entry,
-    sync_file_system,
-    temporary_file,
-    temporary_name,
-)
 from batchmill.storage.faults import store_fault
 from batchmill.storage.fingerprints import hash_file
 from batchmill.storage.retries import retry_local
@@ -99,18 +88,18 @@ class LocalStore(Store):
 
     @retry_local
     def _content_of_file(self, name: str) -> str:
-        with self._faults(name), open(open_file(self.url, name), "rb", buffering=0) as file:
+        with self._faults(name), open(beneath.open_file(self.url, name), "rb", buffering=0) as file:
             return hash_file(file)
 
     @retry_local
     def _read_file(self, name: str) -> bytes:
-        with self._faults(name), open(open_file(self.url, name), "rb") as file:
+        with self._faults(name), open(beneath.open_file(self.url, name), "rb") as file:
             return file.read()
 
     @retry_local
     def _open_file(self, name: str) -> pa.NativeFile:
         """Map a file into memory."""
-        with self._faults(name), open(open_file(self.url, name), "rb", buffering=0) as file:
+        with self._faults(name), open(beneath.open_file(self.url, name), "rb", buffering=0) as file:
             # Arrow can map only a path. Python's `mmap` would keep a file descriptor open, and
             # Arrow's threads could release it only while the interpreter runs.
             return pa.memory_map(f"/proc/self/fd/{file.fileno()}")
@@ -118,7 +107,7 @@ class LocalStore(Store):
     @retry_local
     def read_range(self, name: str, offset: int, size: int) -> bytes:
         """Return a part of a file. It is shorter if the file ends before."""
-        with self._faults(name), open(open_file(self.url, name), "rb", buffering=0) as file:
+        with self._faults(name), open(beneath.open_file(self.url, name), "rb", buffering=0) as file:
             return os.pread(file.fileno(), size, offset)
 
     def write(self, name: str, data: bytes) -> None:
@@ -131,8 +120,8 @@ class LocalStore(Store):
         self.before_change()
         with (
             self._faults(name),
-            folder_of(self.url, name, make=True) as (folder, last),
-            temporary_file(folder, last, writer) as temporary,
+            beneath.folder_of(self.url, name, make=True) as (folder, last),
+            beneath.temporary_file(folder, last, writer) as temporary,
         ):
             # A rename is atomic only within one file system, so the temporary file is beside it.
             os.rename(temporary, last, src_dir_fd=folder, dst_dir_fd=folder)
@@ -141,7 +130,7 @@ class LocalStore(Store):
         """Copy a file within the store, and replace an earlier one."""
 
         def write(file: BinaryIO) -> None:
-            with open(open_file(self.url, source), "rb", buffering=0) as original:
+            with open(beneath.open_file(self.url, source), "rb", buffering=0) as original:
                 shutil.copyfileobj(original, file, _COPY_BYTES)
 
         self.write_atomic(target, write)
@@ -153,13 +142,15 @@ class LocalStore(Store):
         If several processes call this for one name, one of them succeeds.
         """
         self.before_change()
-        with self._faults(name), folder_of(self.url, name, make=True) as (folder, last):
+        with self._faults(name), beneath.folder_of(self.url, name, make=True) as (folder, last):
             with suppress(FileNotFoundError):
                 os.stat(last, dir_fd=folder, follow_symlinks=False)
                 return False  # Usually it exists, and then no temporary file is synced.
             try:
-                with temporary_file(folder, last, lambda file: file.write(data)) as temporary:
-                    link_file(folder, temporary, last)
+                with beneath.temporary_file(
+                    folder, last, lambda file: file.write(data)
+                ) as temporary:
+                    beneath.link_file(folder, temporary, last)
             except (FileExistsError, FileNotFoundError):
                 # FileNotFoundError: another process succeeded, and has removed this temporary file.
                 return False
@@ -171,12 +162,12 @@ class LocalStore(Store):
         self.before_change()
         # There may be no file of this name.
         no_file = suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError)
-        with self._faults(name), no_file, folder_of(self.url, name) as (folder, last):
+        with self._faults(name), no_file, beneath.folder_of(self.url, name) as (folder, last):
             os.unlink(last, dir_fd=folder)
         if name.startswith(f"{FILES}/"):
             with suppress(OSError):  # The folder is not empty.
                 for above in PurePosixPath(name).parents[:-2]:
-                    with folder_of(self.url, str(above)) as (folder, last):
+                    with beneath.folder_of(self.url, str(above)) as (folder, last):
                         os.rmdir(last, dir_fd=folder)
 
     def remove(self, name: str) -> None:
@@ -190,14 +181,14 @@ class LocalStore(Store):
 
     @retry_local
     def _remove_tree(self, name: str) -> None:
-        with self._faults(name), folder_of(self.url, name) as (folder, last):
-            remove_tree(last, folder)
+        with self._faults(name), beneath.folder_of(self.url, name) as (folder, last):
+            beneath.remove_tree(last, folder)
 
     @retry_local
     def put_folder(self, folder: Path, name: str, contents: Mapping[str, str]) -> list[Upload]:
         """Move a folder to `name`, unless the same files are there already."""
         self.before_change()
-        with self._faults(name), folder_of(self.url, name) as (above, last):
+        with self._faults(name), beneath.folder_of(self.url, name) as (above, last):
             try:
                 _move(folder, above, last)
                 return []
@@ -208,7 +199,7 @@ class LocalStore(Store):
                 remove_folder(folder)
                 return []
             # The existing folder is damaged: its name depends on its contents.
-            aside = temporary_name(last)
+            aside = beneath.temporary_name(last)
             os.rename(last, aside, src_dir_fd=above, dst_dir_fd=above)
             _move(folder, above, last)
             self.remove(f"{PurePosixPath(name).parent}/{aside}")
@@ -231,13 +222,13 @@ class LocalStore(Store):
             if not all(places):
                 # `files` may be the mount point of its own disk.
                 files = f"{self.url}/{FILES}"
-                sync_file_system(files if os.path.isdir(files) else self.url)
+                beneath.sync_file_system(files if os.path.isdir(files) else self.url)
             packs = sorted({place.pack for place in places if place})
             for pack in packs:
-                with open(open_file(self.url, pack), "rb", buffering=0) as file:
+                with open(beneath.open_file(self.url, pack), "rb", buffering=0) as file:
                     os.fsync(file.fileno())
             if packs:
-                with closing(open_folder(self.url, PACKS)) as folder:
+                with beneath.closing(beneath.open_folder(self.url, PACKS)) as folder:
                     os.fsync(folder)
 
     @contextmanager
@@ -250,7 +241,7 @@ class LocalStore(Store):
             yield self.root / name
         finally:
             self.remove(name)
-            with suppress(OSError), folder_of(self.url, STAGING) as (folder, last):
+            with suppress(OSError), beneath.folder_of(self.url, STAGING) as (folder, last):
                 os.rmdir(last, dir_fd=folder)  # Fails if another attempt uses the folder.
 
     def pack_folder(self, staging: Path) -> Path:  # noqa: ARG002
@@ -263,11 +254,11 @@ class LocalStore(Store):
         """Cut a file after `size` bytes if it is longer. Ignore a name that does not exist."""
         self.before_change()
         with self._faults(name):
-            seen = stat_entry(self.url, name)
+            seen = beneath.stat_entry(self.url, name)
             if seen and stat.S_ISREG(seen.st_mode) and seen.st_size > size:
-                with folder_of(self.url, name) as (folder, last):
+                with beneath.folder_of(self.url, name) as (folder, last):
                     flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-                    with closing(os.open(last, flags, dir_fd=folder)) as file:
+                    with beneath.closing(os.open(last, flags, dir_fd=folder)) as file:
                         os.ftruncate(file, size)
 
     def leftovers(self) -> Iterator[str]:
@@ -288,23 +279,23 @@ class LocalStore(Store):
     @retry_local
     def _make_folder(self, name: str) -> None:
         with self._faults(name):
-            os.close(open_folder(self.url, name, make=True))
+            os.close(beneath.open_folder(self.url, name, make=True))
 
     @retry_local
     def _seen(self, name: str) -> os.stat_result | None:
         """Return the status of a name; None if it does not exist."""
         with self._faults(name):
-            return stat_entry(self.url, name)
+            return beneath.stat_entry(self.url, name)
 
     @retry_local
     def _list(self, folder: str) -> list[tuple[str, int]]:
         """Return the names in a folder, each with its type as in `stat`."""
         with self._faults(folder):
             try:
-                descriptor = open_folder(self.url, folder)
+                descriptor = beneath.open_folder(self.url, folder)
             except FileNotFoundError:
                 return []
-            with closing(descriptor), os.scandir(descriptor) as entries:
+            with beneath.closing(descriptor), os.scandir(descriptor) as entries:
                 return [(entry.name, _type_of(entry)) for entry in entries]
 
     @contextmanager
@@ -333,7 +324,7 @@ def remove_folder(folder: Path | str) -> None:
     if os.path.islink(folder) or not os.path.isdir(folder):
         os.unlink(folder)
         return
-    remove_tree(os.fspath(folder))
+    beneath.remove_tree(os.fspath(folder))
 
 
 def _type_of(entry: os.DirEntry[str]) -> int:
@@ -351,7 +342,7 @@ def _move(folder: Path, above: int, name: str) -> None:
             raise
         # `files` may be the mount point of its own disk. A later run removes an incomplete copy,
         # because no record names it.
-        copied = temporary_name(name)
+        copied = beneath.temporary_name(name)
         shutil.copytree(folder, f"/proc/self/fd/{above}/{copied}")
         try:
             os.rename(copied, name, src_dir_fd=above, dst_dir_fd=above)
