@@ -10,11 +10,14 @@ addresses in the old pack, so a list beside the packs leads from there to the ne
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from batchmill.errors import StoreError
 from batchmill.layout import PACKS
+
+if TYPE_CHECKING:
+    from batchmill.storage.store import Store
 
 # The size of a tar header. Each member begins at a multiple of it.
 BLOCK = 512
@@ -80,19 +83,6 @@ def _decode_moved(data: bytes) -> dict[str, tuple[str, int]]:
         return {}
 
 
-class Files(Protocol):
-    """The methods of a store that read its packs."""
-
-    def read(self, name: str) -> bytes:
-        """Return the content of a file."""
-
-    def read_range(self, name: str, offset: int, size: int) -> bytes:
-        """Return a part of a file."""
-
-    def file_sizes(self, names: Sequence[str]) -> Iterable[int | None]:
-        """Return the size of each file in bytes, None for a file that does not exist."""
-
-
 class PackedFiles:
     """The files in the packs of one store.
 
@@ -100,7 +90,7 @@ class PackedFiles:
         store: The store.
     """
 
-    def __init__(self, store: Files) -> None:
+    def __init__(self, store: "Store") -> None:
         self._store = store
         self._moved: dict[str, dict[str, tuple[str, int]]] = {}
 
