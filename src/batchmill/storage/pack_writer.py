@@ -3,6 +3,7 @@
 import os
 import tarfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from mmap import mmap
 from pathlib import Path
 from struct import Struct
@@ -19,6 +20,7 @@ _COPY_BYTES = 2**20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+@dataclass
 class PackWriter:
     """Appends files to packs. Each process that calls `add` writes to packs of its own.
 
@@ -33,15 +35,12 @@ class PackWriter:
         worker: Returns the name of this process's worker. No other living process has it.
     """
 
-    def __init__(
-        self, folder: Path, states: Path, prefix: str, limit: int, worker: Callable[[], str]
-    ) -> None:
-        self.limit = limit
-        self.folder = folder
-        self._states = states
-        self.prefix = prefix
-        self._worker = worker
-        self._pid = 0
+    folder: Path
+    states: Path
+    prefix: str
+    limit: int
+    worker: Callable[[], str]
+    _pid: int = field(default=0, init=False)
 
     @retry_local
     def add(self, files: Path, members: Mapping[str, str]) -> dict[str, Address]:
@@ -79,9 +78,9 @@ class PackWriter:
 
     def _begin(self) -> None:
         """Map the state of this process's worker into memory."""
-        worker = self._worker()
+        worker = self.worker()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        with closing(os.open(self._states / f"pack-{worker}", flags)) as state:
+        with closing(os.open(self.states / f"pack-{worker}", flags)) as state:
             os.ftruncate(state, _STATE.size)
             self._state = mmap(state, _STATE.size)
         self._start = f"{self.prefix}-{worker}"
