@@ -150,11 +150,9 @@ def sample_key(name: str, sample_id: str) -> str:
     'speech-a-1-0001-f1027555e2243b68'
     """
     # The folder of the outputs is named after the input and the contents.
-    within = (
-        sample_id.split("/", 2)[-1]
-        if sample_id.startswith(f"{FILES}/")
-        else sample_id.removeprefix(name)
-    )
+    within = sample_id.removeprefix(name)
+    if sample_id.startswith(f"{FILES}/"):
+        within = sample_id.split("/", 2)[-1]
     readable = " ".join(part.rpartition(".")[0] or part for part in (name, within))
     return readable_id("sample", readable, f"{name}\n{within}")
 

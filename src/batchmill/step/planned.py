@@ -121,11 +121,9 @@ class PlannedStep:
 
     def _modules_to_import(self) -> list[_Watched]:
         code = self.step.description["code"] | self.planned["code"]
-        roots = (
-            [*imported_values(self.planned)]
-            if "imports" in self.planned
-            else roots_of(self.step.ref, self.step.target, self.step.params)
-        )
+        roots = roots_of(self.step.ref, self.step.target, self.step.params)
+        if "imports" in self.planned:
+            roots = [*imported_values(self.planned)]
         expected: dict[str, dict[str, str]] = {}
         for key, found in code.items():
             module = key.partition(":")[0]

@@ -112,11 +112,9 @@ def read_range(url: str, start: int, stop: int, seen: Fingerprint) -> bytes:
         StoreError: The store failed, or the file is no longer the one with the fingerprint `seen`.
     """
     store = store_for(url)
-    return (
-        _get_part(store, url, (start, stop), seen)[0]
-        if store
-        else _read_part(url, (start, stop), seen)
-    )
+    if store:
+        return _get_part(store, url, (start, stop), seen)[0]
+    return _read_part(url, (start, stop), seen)
 
 
 def _get_part(
