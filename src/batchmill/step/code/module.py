@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from batchmill.step.code.syntax import effective
@@ -197,6 +198,7 @@ def _unused(tree: ast.Module, imports: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(imports) - used - exported))
 
 
+@dataclass(frozen=True)
 class _Effects:
     """Decides which statements may change more than the names that they define.
 
@@ -204,19 +206,16 @@ class _Effects:
     library are trusted if no value of the module is among their arguments.
     """
 
-    def __init__(
-        self,
-        definitions: Mapping[str, list[ast.stmt]],
-        imports: Mapping[str, list[Value]],
-        is_users: Callable[[str], bool],
-    ) -> None:
-        self._definitions = definitions
-        self._imports = imports
-        self._is_users = is_users
-        counts = Counter({name: len(found) for name, found in definitions.items()})
-        counts.update(imports.keys())
-        # If several statements define a name, their order counts.
-        self._repeated = {name for name, count in counts.items() if count > 1}
+    definitions: Mapping[str, list[ast.stmt]]
+    imports: Mapping[str, list[Value]]
+    is_users: Callable[[str], bool]
+
+    @cached_property
+    def _repeated(self) -> set[str]:
+        """The names that several statements define. Their order counts."""
+        counts = Counter({name: len(found) for name, found in self.definitions.items()})
+        counts.update(self.imports.keys())
+        return {name for name, count in counts.items() if count > 1}
 
     def has(self, statement: ast.stmt) -> bool:
         """Return whether a statement at the top level of the module may have an effect."""
@@ -265,19 +264,19 @@ class _Effects:
 
     def _is_library(self, name: str) -> bool:
         """Return whether a name is a builtin or imported from the standard library."""
-        if name in self._definitions:
+        if name in self.definitions:
             return False
-        if name not in self._imports:
+        if name not in self.imports:
             return name in _BUILTINS
-        tops = {value.module.partition(".")[0] for value in self._imports[name]}
+        tops = {value.module.partition(".")[0] for value in self.imports[name]}
         return tops <= sys.stdlib_module_names
 
     def _is_of_user(self, base: ast.expr) -> bool:
         """Return whether a base class may be the user's. It may register its subclasses."""
         names = {part.id for part in ast.walk(base) if isinstance(part, ast.Name)}
-        values = [value for name in names for value in self._imports.get(name, ())]
-        return bool(names.intersection(self._definitions)) or any(
-            self._is_users(".".join(value[:1] + value.attributes[:end]))
+        values = [value for name in names for value in self.imports.get(name, ())]
+        return bool(names.intersection(self.definitions)) or any(
+            self.is_users(".".join(value[:1] + value.attributes[:end]))
             for value in values
             for end in (0, 1)
         )
