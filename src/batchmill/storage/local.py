@@ -310,10 +310,9 @@ class LocalStore(Store):
 def has_room(folder: Path, needed: int = _ROOM_BYTES) -> bool:
     """Return whether the file system of a folder has `needed` bytes of free space."""
     try:
-        space = os.statvfs(folder)
+        return shutil.disk_usage(folder).free >= needed
     except OSError:
         return True  # Another call reports this error.
-    return space.f_bavail * space.f_frsize >= needed
 
 
 def remove_folder(folder: Path | str) -> None:

@@ -99,8 +99,7 @@ def fetch_head(url: str, path: str) -> Fingerprint:
         seen = Fingerprint(found.size, found.mtime_ns, "", found.etag)
         # Stores reject each range of an empty file.
         data = _read_part(url, (0, HEAD_BYTES), seen) if seen.size else b""
-    with open(path, "wb") as file:
-        file.write(data)
+    Path(path).write_bytes(data)
     return seen if len(data) < seen.size else seen._replace(content=hash_bytes(data))
 
 
