@@ -73,8 +73,7 @@ class ShardTask(NamedTuple):
 
     def keys(self) -> list[str]:
         """Return the key of each sample."""
-        keys: list[str] = self.samples["key"].to_pylist()
-        return keys
+        return list(self.samples["key"].to_pylist())
 
     def files(self) -> list[list[SampleFile]]:
         """Return the files of each sample: its own file, then its further files."""

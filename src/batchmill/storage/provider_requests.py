@@ -97,8 +97,7 @@ def whole_file(files: Any, path: str) -> bytes:
     """Return the content of a file, with one request."""
     # By default, s3fs first requests the size, to divide large files.
     options = {"max_concurrency": 1} if _is_s3(files) else {}
-    data: bytes = files.cat_file(path, **options)
-    return data
+    return bytes(files.cat_file(path, **options))
 
 
 def fetch(files: Any, path: str, target: str) -> None:

@@ -183,8 +183,7 @@ def read_range(url: str, offset: int, size: int) -> bytes:
     if not size:
         return b""  # Stores reject a request for an empty part.
     with connected(url) as (files, path):
-        data: bytes = files.cat_file(path, start=offset, end=offset + size)
-        return data
+        return bytes(files.cat_file(path, start=offset, end=offset + size))
 
 
 @retry_remote

@@ -93,8 +93,7 @@ class Facts:
         """Return the inputs that took longest, the longest first."""
         order = [("seconds", "descending"), ("input", "ascending")]
         first = pc.select_k_unstable(self.executed, SHOWN_SLOWEST, order)
-        found: list[dict[str, Any]] = self.executed.take(first).to_pylist()
-        return found
+        return list(self.executed.take(first).to_pylist())
 
 
 def gather(ledger: Ledger, run: int, dataset: str) -> Facts:
