@@ -175,6 +175,24 @@ def test_fail_fast_stops_the_run_and_the_next_run_resumes(shell, api, work, runn
     assert executions["bad.txt"] == 1, "a failed input is quarantined"
 
 
+@pytest.mark.long
+def test_a_run_stops_if_its_first_inputs_fail_with_one_cause(shell, api, work, runner):
+    make_inputs(work / "in", [f"bad{n:02d}.txt" for n in range(8)] + ["good0.txt", "good1.txt"])
+    (work / "waiting.py").write_text(WAITING.replace("raise ValueError", "raise Valueerror"))
+    command = ["run", "in", "--step", "waiting:step", "-o", "out", "--param", f"folder={work}"]
+    command += ["--batch-size", "1", "--stop-after-same", "6", *runner]
+    stopped = shell.batchmill(*command)  # The good inputs wait for a file.
+    assert stopped.returncode == 1
+    assert "cause: failed: NameError: name 'Valueerror' is not defined" in stopped.stderr
+    assert "Run the same command again to execute the pending inputs." in stopped.stderr
+    executions = Counter((work / "executed").read_text().split())
+    assert {n for name, n in executions.items() if name.startswith("bad")} == {1}
+    _, status = shell.json("status", "out")
+    assert 6 <= status["outcomes"]["failed"] <= 8
+    assert status["pending"] == 10 - status["outcomes"]["failed"]
+    assert latest_run(api, work / "out")["state"]["type"] == "FAILED"
+
+
 def test_fail_fast_at_the_last_input_leaves_nothing_pending(shell, work):
     make_inputs(work / "in", ["bad.txt"])
     (work / "waiting.py").write_text(WAITING)

@@ -10,12 +10,13 @@ import pytest
 from jobs import run_job
 
 import batchmill
+from batchmill.causes import normalised
 from batchmill.cli.main import main
 from batchmill.errors import OptionError
 from batchmill.ledger.open import open_ledger
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.planning.run_spec import read_spec
-from batchmill.publishing.failure_groups import normalised, own_frames, read_failures
+from batchmill.publishing.failure_groups import own_frames, read_failures
 from batchmill.publishing.summary import failure_message, summarise
 
 STEP = """

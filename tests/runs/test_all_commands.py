@@ -191,6 +191,10 @@ class Sequence:
             # The content of an input that crashed is not recorded. So a new time executes it again.
             if self.model.files[name][:3] == "die":
                 del executed[name]
+        if options.stop_after_same:
+            # A failed input may wait for its next attempt when the run stops.
+            assert expected.inputs <= set(executed) <= expected.inputs | self.model.left
+            return
         # A worker that dies loses the outputs that it has not uploaded to a bucket.
         loses_outputs = is_url(self.dataset) and "die" in map(self.model.files.get, expected.inputs)
         # In an async step, the inputs beside one that dies are executed again.
@@ -205,6 +209,10 @@ class Sequence:
     def run_with_an_expectation(self):
         """The table may break the expectation. Then nothing is published."""
         self.run(expect=self.expectation())
+
+    def run_that_may_stop(self):
+        """The run stops if its first two inputs fail with one cause."""
+        self.run(stop_after_same=2)
 
     def run_after_an_edit(self):
         """Change only the code. Keep the results of the earlier code, or compare with them."""
@@ -300,7 +308,10 @@ class Sequence:
             "m.csv", "letters:step", self.dataset, factor=self.model.factor, force=options.force,
             prune=options.prune, prune_failed=options.prune_failed,
             keep_versions=options.keep_versions, num_workers=1, cores=1, batch_size=2,
-            policy=FailurePolicy(retries=self.model.retries, expect=expect), options=flags,
+            policy=FailurePolicy(
+                retries=self.model.retries, expect=expect, stop_after_same=options.stop_after_same
+            ),
+            options=flags,
         )  # fmt: skip
 
     def finish(self, options):
@@ -503,6 +514,7 @@ COMMANDS = {
     Sequence.run: 7,
     Sequence.run_a_sample: 1,
     Sequence.run_with_an_expectation: 1.5,
+    Sequence.run_that_may_stop: 1.5,
     Sequence.run_after_an_edit: 2,
     Sequence.run_and_kill: 4,
     Sequence.run_and_kill_at_a_moment: 2,

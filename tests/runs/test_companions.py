@@ -122,11 +122,17 @@ def test_another_companion_executes_its_input(folder):
 
 
 def test_an_input_without_companions_changes_when_it_gets_some(folder):
-    (folder / "plain.py").write_text("def read(source):\n    return {'text': source.read_text()}\n")
-    run(folder, step="plain:read", file_columns="")
-    assert set(run(folder, step="plain:read")) == {"a.txt", "b.txt", "c.txt"}
-    assert set(run(folder, step="plain:read", file_columns="")) == {"a.txt", "b.txt", "c.txt"}
-    assert run(folder, step="plain:read", file_columns="") == {}
+    (folder / "without_masks.py").write_text(
+        "def read(source):\n    return {'text': source.read_text()}\n"
+    )
+    run(folder, step="without_masks:read", file_columns="")
+    assert set(run(folder, step="without_masks:read")) == {"a.txt", "b.txt", "c.txt"}
+    assert set(run(folder, step="without_masks:read", file_columns="")) == {
+        "a.txt",
+        "b.txt",
+        "c.txt",
+    }
+    assert run(folder, step="without_masks:read", file_columns="") == {}
 
 
 def test_an_input_whose_companion_is_missing_is_missing(folder):

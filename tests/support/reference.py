@@ -48,6 +48,7 @@ class Options(NamedTuple):
     sample: int = 0
     expect: int = 0
     pack: bool = False
+    stop_after_same: int = 0
 
 
 class Ran(NamedTuple):
@@ -82,7 +83,7 @@ class Reference:
     # The inputs of the last run, and those whose files did not exist then.
     last_manifest: list[str] = field(default_factory=list)
     away: set[str] = field(default_factory=set)
-    # The pending inputs outside of the last run's sample.
+    # The pending inputs outside of the last run's sample, or for which it was stopped too early.
     left: set[str] = field(default_factory=set)
     # The tables that were published last, and whether anything has changed since.
     shown: list[Row] = field(default_factory=list)
@@ -113,6 +114,13 @@ class Reference:
             assert recorded <= pending, f"{recorded - pending} need not be executed"
             assert len(recorded) == min(options.sample, len(pending))
             self.left, pending = pending - recorded, recorded
+        elif options.stop_after_same:
+            self.left, pending = pending - recorded, recorded & pending
+            contents = {self.files.get(name) for name in pending if name in self.files}
+            if self.left:
+                assert len(contents) == 1, f"{contents} have several causes"
+                assert {self.outcome_of(one) for one in contents} != {"ok"}
+                assert len(pending) >= options.stop_after_same
         for name in pending:
             self._execute(name)
         self.has_changed |= bool(pending) or self.listed != self.last_manifest

@@ -49,6 +49,7 @@ class JobKeywords(TypedDict, total=False):
     max_failures: int | str
     known_failures: Literal["failed", "ok"]
     fail_fast: bool
+    stop_after_same: int
     expect: Sequence[str] | str
     force: bool
     replace_step: bool

@@ -1,12 +1,14 @@
 """Creates outcomes that are not ok, from an exception or from the death of a process."""
 
+import math
 import os
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 
+from batchmill.causes import is_library
 from batchmill.errors import RetryAfter, StoreError
 from batchmill.execution.outputs import OutputError
 from batchmill.execution.staging import CONFINED_FOLDERS, Input, StagingArea
@@ -100,9 +102,22 @@ def failure_of(
     if outcome.retry_after > LONGEST_RETRY_AFTER:
         limit = f"The longest pause is {LONGEST_RETRY_AFTER:,.0f} s, so this run does not retry it."
         outcome = outcome._replace(message=f"{outcome.message}. {limit}")
+    if _is_fault_of_code(error):
+        outcome = outcome._replace(retry_after=math.inf)  # The next attempt would fail, too.
     if refusal is error or isinstance(error, OutputError):
         return outcome
     return outcome._replace(traceback=_traceback_of(error))
+
+
+def _is_fault_of_code(error: BaseException) -> bool:
+    """Return whether an error shows that a module of the user is wrong, so each input fails."""
+    is_in_code = isinstance(error, NameError | ImportError | SyntaxError) or (
+        isinstance(error, AttributeError) and isinstance(error.obj, ModuleType)
+    )
+    frames = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+    # The frames of an import are frozen.
+    files = [file for file in frames if not file.startswith("<frozen")] if is_in_code else []
+    return bool(files) and not is_library(files[-1])
 
 
 def _refusals_in(error: BaseException) -> list[RetryAfter]:

@@ -48,13 +48,17 @@ class RunControl:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def request_stop(self, run: int) -> None:
+    def request_stop(self, run: int, reason: str = "") -> None:
         """Request that all shards of a run commit their finished outcomes and end."""
-        self._store.write(self._name(run, STOP), b"")
+        self._store.write(self._name(run, STOP), reason.encode())
 
     def stop_requested(self, run: int) -> bool:
         """Return whether a stop of a run was requested."""
         return self._store.exists(self._name(run, STOP))
+
+    def stop_reason(self, run: int) -> str:
+        """Return why a stop of a run was requested; empty without a special reason."""
+        return self._read(self._name(run, STOP)) or ""
 
     def close(self, run: int) -> None:
         """Record that a run accepts outcomes no longer, because its tables are made now."""

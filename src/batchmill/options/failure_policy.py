@@ -54,6 +54,10 @@ class FailurePolicy(Options):
     """Stop the run as soon as more inputs have failed than allowed. The remaining inputs stay
     pending."""
 
+    stop_after_same: int = Field(default=50, ge=0, title="Stop after equal failures")
+    """Stop the run if this number of its first inputs all fail with one cause, and more than are
+    allowed. The remaining inputs stay pending. 0: never."""
+
     expect: Annotated[tuple[str, ...], BeforeValidator(_as_texts)] = Field(
         default=(), title="Expectations"
     )

@@ -7,9 +7,11 @@ from functools import partial
 from typing import Any, Self
 from uuid import UUID
 
+import pyarrow as pa
 from prefect.runtime import flow_run
 
 from batchmill.blocks.ray_cluster import RayCluster
+from batchmill.causes import SameCause
 from batchmill.errors import StoreError
 from batchmill.inference.gpus import gpus_for
 from batchmill.layout import STAGING
@@ -20,7 +22,7 @@ from batchmill.orchestration.runners.scheduler import ShardScheduler
 from batchmill.orchestration.runners.shard_runner import LocalRunner, ShardRunner
 from batchmill.orchestration.server.api import record_ends, wait_until_recorded
 from batchmill.planning.batching import Cores
-from batchmill.planning.run_spec import read_spec
+from batchmill.planning.run_spec import RunSpec, read_spec
 from batchmill.runs.progress import RunWatcher
 from batchmill.runs.run import Run
 from batchmill.runs.runner import Runner, ShardsEnd
@@ -31,6 +33,8 @@ from batchmill.tasks.shard import run_local_shard
 
 # After this many lost shard processes in one run, lost shards are not submitted again.
 _LOSSES_ALLOWED = 50
+# The columns that show the cause of a failure.
+_OF_A_CAUSE = ("outcome", "error", "message", "host")
 _RECORD_SECONDS, _CANCEL_RECORD_SECONDS = 5.0, 1.0
 # After the second signal, killed shards have this long to end.
 _KILL_SECONDS = 3.0
@@ -77,10 +81,19 @@ class FlowRunner(Runner):
         if self.cancellation.reason:
             return ShardsEnd(is_cancelled=True)
         metrics = self.observer.metrics
-        more: dict[str, Any] = {"columns": COLUMNS, "on_records": metrics.record}
-        watcher = RunWatcher(run.ledger, run.number, **(more if metrics.is_on else {}))
         spec = read_spec(run.ledger, run.number)
-        has_to_stop = partial(self._has_to_stop, run, watcher, spec.enough_failures)
+        same = SameCause(spec.policy.stop_after_same)
+
+        def see(records: pa.Table) -> None:
+            if metrics.is_on:
+                metrics.record(records)
+            columns = (records[name].to_pylist() for name in _OF_A_CAUSE if same.limit)
+            for outcome in zip(*columns, strict=True):
+                same.add(*outcome)
+
+        watched = ("host", *(COLUMNS if metrics.is_on else ()))
+        watcher = RunWatcher(run.ledger, run.number, watched, see)
+        has_to_stop = partial(self._has_to_stop, run, watcher, spec, same)
         scheduler = ShardScheduler(
             runner=self._runner,
             workers=num_workers,
@@ -100,27 +113,35 @@ class FlowRunner(Runner):
             seen = watcher.poll()
             # The input that stopped the run may be the last one.
             if seen and seen.done < seen.total:
-                reasons.append("The run was stopped early. Inputs without an outcome are pending.")
+                reason = run.ledger.control.stop_reason(run.number)
+                reasons.append(
+                    reason or "The run was stopped early. Inputs without an outcome are pending."
+                )
         return ShardsEnd(
             lost=scheduler.losses > 0,
             reasons=reasons,
             is_cancelled=self.cancellation.is_cancelled(),
         )
 
-    def _has_to_stop(self, run: Run, watcher: RunWatcher, enough_failures: int | None) -> bool:
+    def _has_to_stop(self, run: Run, watcher: RunWatcher, spec: RunSpec, same: SameCause) -> bool:
         """Show the progress and the failures so far. Return whether the run has to stop.
 
         This is called about every second.
         """
         run.lease.ensure()
         progress = watcher.poll()
-        has_failed = False
+        reason = None
         if progress:
             self.observer.show(progress)
-            has_failed = enough_failures is not None and progress.failed > enough_failures
+            if progress.failed > spec.failures_allowed:
+                # A broken node must not stop the others.
+                is_one = self.cores.total == self.cores.node
+                is_same = same.is_reached and (is_one or len(same.hosts) > 1)
+                reason = "" if spec.policy.fail_fast else same.advice if is_same else None
         control = run.ledger.control
-        if has_failed or (self.cancellation.reason and not control.stop_requested(run.number)):
-            control.request_stop(run.number)
+        reason = "" if self.cancellation.reason else reason
+        if reason is not None and not control.stop_requested(run.number):
+            control.request_stop(run.number, reason)
         return control.stop_requested(run.number)
 
     def _make_runner(self) -> ShardRunner:

@@ -118,9 +118,9 @@ class RunSpec:
         return pa.ipc.read_schema(pa.py_buffer(b64decode(self.schema)))
 
     @property
-    def enough_failures(self) -> int | None:
-        """The number of failures above which the run stops early. None: it never stops early."""
-        return self.policy.failures_allowed(self.inputs) if self.policy.fail_fast else None
+    def failures_allowed(self) -> int:
+        """The number of inputs that may fail."""
+        return self.policy.failures_allowed(self.inputs)
 
 
 def write_run_plan(prepared: Prepared, run: int, layout: Layout, token: str = "") -> None:

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchmill.causes import is_library, normalised
 from batchmill.ledger.state import OK, State, as_shown
 from batchmill.outcome import one_line
 from batchmill.planning.run_spec import RunSpec
@@ -51,19 +52,9 @@ _EXAMPLES = 3
 # This number of records are Python objects at a time. It limits the memory.
 _CHUNK = 10_000
 _TEXT_CHARACTERS = 20_000
-# These parts of a message differ between inputs with the same fault: quoted names, paths, addresses
-# and numbers.
 # A shorter name of an input is often a part of words.
 _LEAST_NAME = 4
-_VARYING = re.compile(
-    # A path begins where a word begins. Otherwise the time for a long word would be quadratic.
-    r"""(?<!\w)'[^']*'(?!\w) | "[^"]*" | `[^`]*`
-    | (?<![^\s'"(),:;`])[^\s'"(),:;]*[/\\](?:[^\s'"(),;]*[^\s'"(),:;])?
-    | \b0x[0-9a-fA-F]+\b | \b(?=[a-f]*\d)[0-9a-f]{8,}\b | [-+]?\d[\d.,_]*(?:e[-+]?\d+)?""",
-    re.VERBOSE,
-)
 _FRAME = re.compile(r'File "([^"\n]+)", line \d+,? in (\S+)')
-_LIBRARY = re.compile(r"site-packages|dist-packages|/lib\d*/python3|^<frozen")
 _FATAL = "Fatal Python error"
 
 
@@ -277,15 +268,6 @@ def _key(record: Mapping[str, Any]) -> _Key:
     )
 
 
-def normalised(text: str) -> str:
-    """Replace what differs between inputs: quoted names, paths, addresses and numbers.
-
-    >>> normalised("bad header at byte 12 of '/data/a.wav'"), normalised("can't read x/y: -1.5e3")
-    ('bad header at byte * of *', "can't read *: *")
-    """
-    return _VARYING.sub("*", text[:_TEXT_CHARACTERS])
-
-
 def own_frames(traceback: str, log: str, outcome: str) -> tuple[str, ...]:
     """Return the functions of the user in a traceback, the outermost first.
 
@@ -297,13 +279,8 @@ def own_frames(traceback: str, log: str, outcome: str) -> tuple[str, ...]:
     if outcome == "crashed" and _FATAL in log:
         stack = log.rpartition(_FATAL)[2].partition("Current thread")[2].partition("\n\n")[0]
         frames = _FRAME.findall(stack)[::-1]
-    own = [frame for frame in frames if not _is_library(frame[0])] or frames[:1]
+    own = [frame for frame in frames if not is_library(frame[0])] or frames[:1]
     return tuple(dict.fromkeys(_frame_name(*frame) for frame in own))
-
-
-@lru_cache(1000)
-def _is_library(path: str) -> bool:
-    return bool(_LIBRARY.search(path))
 
 
 @lru_cache(1000)

@@ -10,12 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow.compute as pc
+
+from batchmill.causes import SameCause
 from batchmill.errors import LedgerError, StoreError
 from batchmill.execution.failures import hide_in
 from batchmill.layout import PACKS
 from batchmill.ledger.committer import Committer
 from batchmill.ledger.lease import is_held
 from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.state import OK
 from batchmill.outcome import Outcome, WrittenFile
 from batchmill.shards.inputs import ShardInputs
 from batchmill.shards.step_log import StepLog
@@ -40,6 +44,9 @@ class OutcomeRecorder:
     upload: "PackUpload | None"
     log: StepLog | None
     counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._same = SameCause(self.inputs.spec.policy.stop_after_same)
 
     @contextmanager
     def committing(self, prefix: str, on_tick: Callable[[], None]) -> Iterator[None]:
@@ -70,6 +77,8 @@ class OutcomeRecorder:
         if self.log:
             outcomes = [self.log.add(outcome) for outcome in outcomes]
         self.counts.update(outcome.kind for outcome in outcomes)
+        for outcome in outcomes:
+            self._same.add(outcome.kind, outcome.error, outcome.message, outcome.host)
         self._committer.add(outcomes)
         self._check_failures()
         if self.on_outcome:
@@ -101,12 +110,30 @@ class OutcomeRecorder:
         return self.upload.store(outcomes) if self.upload else outcomes
 
     def _check_failures(self) -> None:
-        """Stop the whole run if more inputs have failed than its policy allows."""
-        allowed = self.inputs.spec.enough_failures
+        """Stop the whole run if more inputs have failed than its policy allows.
+
+        Without `fail_fast`, it is stopped only if all inputs so far have failed with one cause.
+        """
+        spec, control = self.inputs.spec, self.ledger.control
         failed = self.counts.total() - self.counts["ok"]
-        if allowed is not None and failed > allowed and not self.stop.requested:
+        if self.stop.requested or failed <= spec.failures_allowed:
+            return
+        if spec.policy.fail_fast or (self._same.is_reached and self._is_first()):
             self.stop.request()
-            self.ledger.control.request_stop(self.inputs.spec.run)
+            control.request_stop(spec.run, "" if spec.policy.fail_fast else self._same.advice)
+
+    def _is_first(self) -> bool:
+        """Return whether the inputs of this shard are the first ones of the run, on one machine.
+
+        On a cluster, this node may be broken. So the run's own process compares all shards.
+        """
+        run = self.inputs.spec.run
+        if self.ledger.control.read_node(run, self.inputs.shard.key) is None:
+            outcomes = self.ledger.outcomes(run).table["outcome"]
+            if not pc.any(pc.equal(outcomes, OK)).as_py():
+                return True
+        self._same.limit = 0
+        return False
 
 
 class _Piece(NamedTuple):
