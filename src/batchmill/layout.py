@@ -30,7 +30,7 @@ PLAN, PLAN_ROWS, SUMMARY = "plan.json", "plan.arrow", "summary.json"
 BROKEN = "broken.csv"
 PICKLED_STEP = "step.pickle"
 STOP, CLOSED, FLOW_RUN, FORCED = "stop", "closed", "flow-run", "forced"
-PLACE, SPLIT, ALONE, CREATING = "place", "split", "alone", "creating"
+PLACE, SPLIT, CREATING = "place", "split", "creating"
 ATTEMPTS = "attempts"
 USAGE = "usage"
 # The folder of the outputs, and the folder of the packs that hold outputs.

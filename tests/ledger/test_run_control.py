@@ -40,12 +40,12 @@ def test_a_split_is_requested_and_answered(control):
     assert not control.split_requested(1, "0-8-2")
 
 
-def test_lone_attempts_are_counted_for_each_row(control):
-    assert control.count_lone_attempts(1, 7) == 0
-    for row, attempt in [(7, 3), (7, 4), (7, 4), (77, 3)]:
-        control.record_lone_attempt(1, row, attempt)
-    assert control.count_lone_attempts(1, 7) == 2, "an attempt counts once"
-    assert control.count_lone_attempts(1, 77) == 1
+def test_attempts_of_a_shard_can_be_forgotten(control):
+    control.record_attempts(1, "7-8-1", {7: [1]})
+    control.record_attempts(1, "7-8-2", {7: [2], 77: [3]})
+    assert control.read_attempts(1) == {7: [2], 77: [3]}
+    control.forget_attempts(1, "7-8-2")
+    assert control.read_attempts(1) == {7: [1]}
 
 
 def test_the_files_are_named_as_the_documentation_says(control, tmp_path):
@@ -54,11 +54,11 @@ def test_the_files_are_named_as_the_documentation_says(control, tmp_path):
     control.record_node(1, "0-8-1", "node")
     control.request_split(1, "0-8-1")
     control.record_split(1, "0-8-1", 5)
-    control.record_lone_attempt(1, 7, 3)
+    control.record_attempts(1, "0-8-1", {7: [1]})
     folder = tmp_path / ".batchmill/runs/000001"
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert files == {
-        "alone/7-3",
+        "attempts/0-8-1",
         "flow-run",
         "place/0-8-1",
         "split/0-8-1",

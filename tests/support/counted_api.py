@@ -30,6 +30,8 @@ class CountedApi:
 
     def __init__(self, url):
         self.url = url
+        # The next request whose body contains this is answered with an error.
+        self.fails = None
         self._calls = Counter()
         self._lock = threading.Lock()
 
@@ -89,6 +91,10 @@ def counted_api(api_url):
             if "transfer-encoding" in headers:
                 raise ValueError(f"{method} {path}: the request has no content-length")
             body = self.rfile.read(int(headers.get("content-length", 0)))
+            if counted.fails and counted.fails in body:
+                counted.fails = None
+                self.connection.sendall(b"HTTP/1.1 500 Error\r\nContent-Length: 0\r\n\r\n")
+                return True
             server.sendall(b"".join([*head, b"\r\n", body]))
             if "upgrade" not in headers:
                 return True

@@ -16,7 +16,7 @@
       runs/RUN/flow-run            the id of the flow run that executes the run
       runs/RUN/forced              the run up to which a forced run ignores all outcomes
       runs/RUN/creating/ROWS       rows of a shard that creates its torch Dataset
-      runs/RUN/alone/ROW-ATTEMPT   a row of the plan that was executed alone in a shard
+      runs/RUN/attempts/SHARD      the attempts at unfinished inputs of a shard
       runs/RUN/place/SHARD         the cluster node on which a shard has begun
       runs/RUN/split/SHARD         requests that the shard leaves its remaining inputs to others
       runs/RUN/split/SHARD-from    the first row of the plan that the shard left to others

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from batchmill.layout import (
-    ALONE,
     ATTEMPTS,
     CLOSED,
     CREATING,
@@ -121,14 +120,9 @@ class RunControl:
         files = [self._store.read(f"{folder}/{name}") for name in names]
         return {int(row): seen for file in files for row, seen in json.loads(file).items()}
 
-    def record_lone_attempt(self, run: int, row: int, attempt: int) -> None:
-        """Record that a row of a run's plan is about to be executed alone in a shard."""
-        self._store.write(self._name(run, ALONE, f"{row}-{attempt}"), b"")
-
-    def count_lone_attempts(self, run: int, row: int) -> int:
-        """Count how often a row of a run's plan was executed alone in a shard."""
-        names = self._store.names(self._name(run, ALONE))
-        return sum(name.startswith(f"{row}-") for name in names)
+    def forget_attempts(self, run: int, shard: str) -> None:
+        """Remove the attempts that a shard has recorded. Those of its earlier processes stay."""
+        self._store.delete(self._name(run, ATTEMPTS, shard))
 
     def begin_creation(self, run: int, start: int, stop: int, attempt: int) -> None:
         """Record that a shard begins to create its torch Dataset.

@@ -25,11 +25,26 @@ from batchmill.orchestration.cancellation import Cancellation
 from batchmill.orchestration.metrics import RunMetrics
 from batchmill.orchestration.server.api import end_flow_run, resource_id
 from batchmill.planning.prepare import Prepared
+from batchmill.planning.run_spec import read_spec
 from batchmill.publishing.summary import Summary, failure_message
 from batchmill.runs.execute import RunEnd, RunObserver
 from batchmill.runs.progress import Progress
 from batchmill.runs.run import Run
 from batchmill.tasks.dataset import write_metadata, write_report
+
+# The last flow run is searched in this number of runs.
+_MOST_IDLE = 20
+
+
+def _end_of(last: int, run: Run) -> State[Any]:
+    """Return the final state of an earlier run, for a flow run without one."""
+    ledger, ended = run.ledger, run.ledger.read_summary(last)
+    if ended is None:
+        return Crashed(message=f"The process was killed. Run {run.number} resumes the work.")
+    failed = sum(count for kind, count in ended["outcomes"].items() if kind != "ok")
+    is_ok = not ended["pending"] and failed <= read_spec(ledger, last).failures_allowed
+    message = "Prefect's server did not respond when this run ended."
+    return Completed(message=message) if is_ok else Failed(message=message)
 
 
 @dataclass
@@ -58,15 +73,17 @@ class FlowObserver(RunObserver):
         )
 
     def planned(self, run: Run) -> None:
-        """Record the id of this flow run. Mark the previous one as crashed if it was killed."""
+        """Record the id of this flow run. End the previous one in Prefect if it could not do so."""
         own, control = str(flow_run.get_id()), run.ledger.control
         control.record_flow_run(run.number, own)
-        # A run whose flow run was killed has left work to finish.
-        before = None if run.lease.clean else control.read_flow_run(run.number - 1)
-        # After Retry in Prefect, the same flow run makes another run over the dataset.
-        if before and before != own:
-            reason = f"The process was killed. Run {run.number} resumes the work."
-            end_flow_run(UUID(before), Crashed(message=reason))
+        # Runs without work have no flow run.
+        for last in range(run.number - 1, max(0, run.number - _MOST_IDLE), -1):
+            before = control.read_flow_run(last)
+            # After Retry in Prefect, the same flow run makes another run over the dataset.
+            if before and before != own:
+                end_flow_run(UUID(before), _end_of(last, run))
+            if before:
+                break
 
     def show(self, progress: Progress) -> None:
         """Send the new failures, and update the artifacts that have changed."""

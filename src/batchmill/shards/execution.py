@@ -100,8 +100,7 @@ class ShardExecution:
         shard, spec = self._inputs.shard, self._inputs.spec
         if shard.attempt > 1:
             self._attempts.resume()
-        if shard.left == 1:
-            self._ledger.control.record_lone_attempt(shard.run, shard.start, shard.attempt)
+        self._attempts.record()
         with self._recorder.committing(prefix, self._apply_requests):
             self._executor.execute(
                 batch_size=self._inputs.batch_size(step_is_batched=self._callbacks is not None),

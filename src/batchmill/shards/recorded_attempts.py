@@ -28,11 +28,16 @@ class RecordedAttempts:
 
     def record(self) -> None:
         """Record the attempts, if they have changed. Raises StoreError."""
+        unfinished = self._table.unfinished()
+        if self._inputs.shard.left == 1 and len(self._table):
+            # If the process dies now, this input has ended it.
+            seen = unfinished.get(0, History())
+            unfinished[0] = replace(seen, faults=seen.faults + 1)
         attempts = {
             self._inputs.plan_rows[index]: astuple(
                 replace(seen, due=seen.due and seen.due + self._shift)
             )
-            for index, seen in self._table.unfinished().items()
+            for index, seen in unfinished.items()
         }
         if attempts != self._recorded:
             self._recorded = attempts

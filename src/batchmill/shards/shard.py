@@ -106,7 +106,8 @@ def give_up(shard: Shard, reason: str) -> str | None:
     """Record the outcome `crashed` for the only input of a shard, if its retries are used up.
 
     An attempt counts only if the input was executed alone and got no outcome. A process that died
-    before it began the input does not count. Only the holder of the dataset's lease may call this.
+    before it began the input does not count, nor does one that was lost with its node. Only the
+    holder of the dataset's lease may call this.
 
     Args:
         shard: A shard of one input. Its process died.
@@ -118,17 +119,16 @@ def give_up(shard: Shard, reason: str) -> str | None:
     ledger = Ledger(open_store(shard.dataset))
     spec = read_spec(ledger, shard.run)
     row = shard.start
-    alone = ledger.control.count_lone_attempts(shard.run, row)
-    if alone <= spec.policy.retries:
+    seen = History(*ledger.control.read_attempts(shard.run).get(row, ()))
+    if seen.faults <= spec.policy.retries:
         return None
-    known = ledger.control.read_attempts(shard.run).get(row)
     table = read_inputs(ledger, shard.run, row, row + 1)
     (name,), (identifier,) = table["input"].to_pylist(), table["input_id"].to_pylist()
     outcome = Outcome(
         input=name,
         input_id=identifier,
         kind="crashed",
-        attempts=alone + (History(*known).attempts if known else 0),
+        attempts=seen.attempts,
         seconds=0.0,
         finished_at=time.time(),
         host="",

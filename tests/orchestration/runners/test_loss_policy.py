@@ -1,5 +1,7 @@
 """Lost shards are submitted again, halved or ended. Lost nodes are detected."""
 
+from dataclasses import astuple, replace
+
 import pytest
 from prefect.states import Crashed
 
@@ -7,7 +9,8 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.orchestration.runners.loss_policy import LossPolicy, split_lost
 from batchmill.orchestration.runners.shard_queue import ShardQueue, SubmittedShard
 from batchmill.shards.shard import Shard
-from batchmill.storage import LocalStore
+from batchmill.storage import LocalStore, open_store
+from batchmill.workers.input_table import History
 
 
 def shard_of(dataset="nowhere", start=0, stop=8, **changes):
@@ -45,10 +48,43 @@ def test_after_the_allowed_losses_no_shard_is_submitted_again(make_runner, make_
     assert queue.waiting == []
     (reason,) = queue.ended_early
     assert reason == (
-        "shard 1/1, 8 inputs lost its process (killed). After 0 losses in one run, lost shards are "
-        "not submitted again."
+        "shard 1/1, 8 inputs lost its process (killed). After 0 losses without a completed shard, "
+        "lost shards are not submitted again."
     )
     assert [end.state.type.value for end in queue.ends] == ["CRASHED"]
+
+
+def test_losses_count_until_a_shard_completes(planned, make_runner, make_future):
+    policy = LossPolicy(queue_of(make_runner()), losses_allowed=1)
+
+    def lose(attempt):
+        policy.handle_loss(SubmittedShard(replace(planned, attempt=attempt), make_future()), "gone")
+
+    lose(1)
+    policy.has_progress()
+    lose(2)
+    assert policy.queue.ended_early == []
+    lose(3)
+    (reason,) = policy.queue.ended_early
+    assert "lost shards are not submitted again" in reason
+    assert policy.losses == 3
+
+
+@pytest.mark.parametrize("reason", ["its node was lost", "NodeDiedError: Task failed"])
+def test_a_lost_node_counts_once_and_never_for_an_input(planned, make_runner, make_future, reason):
+    control = Ledger(open_store(planned.dataset)).control
+    policy = LossPolicy(queue_of(make_runner()), losses_allowed=1)
+    for row in range(20):  # Each input is alone, and has lost its processes before.
+        shard = replace(planned, start=row, stop=row + 1, attempt=4, losses=3, left=1)
+        control.record_node(shard.run, shard.key, "node")
+        control.record_attempts(shard.run, shard.key, {row: astuple(History(99))})
+        policy.handle_loss(SubmittedShard(shard, make_future()), reason)
+    assert policy.losses == 1
+    assert control.read_attempts(planned.run) == {}
+    assert [(shard.start, shard.losses) for shard in policy.queue.waiting] == [
+        (row, 3) for row in range(20)
+    ]
+    assert len(Ledger(open_store(planned.dataset)).outcomes(planned.run)) == 0
 
 
 def test_a_lost_runner_ends_the_waiting_shards_and_is_reported_once(make_runner, make_future):

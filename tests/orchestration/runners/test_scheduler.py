@@ -91,10 +91,10 @@ def test_an_input_that_kills_its_process_is_found_and_the_others_finish(
         if not shard.start <= killer < shard.stop:
             commit(shard, shard.start, shard.stop)
             return Completed()
-        if shard.inputs == 1:
-            ledger.control.record_lone_attempt(shard.run, killer, shard.attempt)
-        else:  # It has ended a worker, too.
-            ledger.control.record_attempts(shard.run, shard.key, {killer: astuple(History(1))})
+        # A shard of one input records it before it begins.
+        before = ledger.control.read_attempts(shard.run).get(killer, (0,))
+        seen = History(before[0] + (shard.left == 1))
+        ledger.control.record_attempts(shard.run, shard.key, {killer: astuple(seen)})
         return Crashed(message="killed")
 
     scheduler = scheduler_of(make_runner(execute))
@@ -103,8 +103,7 @@ def test_an_input_that_kills_its_process_is_found_and_the_others_finish(
     assert {row["input"]: row["outcome"] for row in outcomes} == {
         f"{number:02d}.txt": "crashed" if number == killer else "ok" for number in range(20)
     }
-    alone = ledger.control.count_lone_attempts(planned.run, killer)
-    assert [row["attempts"] for row in outcomes if row["outcome"] == "crashed"] == [alone + 1]
+    assert [row["attempts"] for row in outcomes if row["outcome"] == "crashed"] == [2]
     assert scheduler.queue.ended_early == []
     assert types_of(scheduler).count("CRASHED") == scheduler.losses
 

@@ -81,6 +81,20 @@ def test_a_node_is_lost(run, work, undisturbed, api):
 
 
 @pytest.mark.long
+def test_nodes_that_are_lost_one_after_the_other_are_no_fault_of_an_input(
+    shell, cluster, node, undisturbed, work, api
+):
+    nodes = [node(), node()]
+    started = start(shell, work, ["--ray", cluster.client_address, "--retries", "0"])
+    for _ in range(3):
+        nodes.pop(0).kill("raylet/raylet")
+        nodes.append(node())
+        at_new = nodes[-1].place
+        wait_for(lambda at=at_new: at in places(work, "out"), "executions on a new node", 300)
+    assert len(finish(started, work, undisturbed, api)) >= 3
+
+
+@pytest.mark.long
 def test_a_node_does_not_respond_for_a_minute(run, work, undisturbed, api):
     started, (silent, _) = run
     silent.kill("raylet/raylet", signal.SIGSTOP)

@@ -3,6 +3,8 @@
 A shard that loses its process is submitted again with its unfinished inputs. A shard that loses two
 processes in a row and finishes no input in between is halved. The halving ends when one input is
 alone in its shard. That input is recorded as crashed once its retries are used up.
+
+A node that is lost says nothing about the inputs of its shards. It counts as one loss.
 """
 
 from collections.abc import Sequence
@@ -14,13 +16,17 @@ from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Crashed
 
+from batchmill.ledger.ledger import Ledger
 from batchmill.orchestration.runners.shard_queue import ShardQueue, SubmittedShard
 from batchmill.shards.shard import Shard, give_up, place_of, unfinished
+from batchmill.storage import open_store
 
 # Ray usually reports the shards of a lost node within this time.
 _LOST_NODE_SECONDS = 5.0
 # An autoscaler needs minutes to replace the nodes of a cluster.
 _NO_NODE_SECONDS = 300.0
+# Ray's reason begins with the name of its exception.
+_NODE_IS_LOST = ("its node was lost", "NodeDiedError")
 _NO_NODE = f"No node of the Ray cluster could run a shard for {_NO_NODE_SECONDS / 60:.0f} min."
 
 
@@ -30,15 +36,18 @@ class LossPolicy:
 
     Args:
         queue: The shards of the run.
-        losses_allowed: After this many lost processes, no lost shard is submitted again.
+        losses_allowed: After this many losses without a completed shard in between, no lost shard
+            is submitted again.
 
     Attributes:
-        losses: The number of lost shard processes.
+        losses: The number of lost processes and nodes.
     """
 
     queue: ShardQueue
     losses_allowed: int
     losses: int = 0
+    _in_turn: int = 0
+    _lost: set[str] = field(default_factory=set)
     _known_nodes: frozenset[str] = frozenset()
     _missing_since: dict[str, float] = field(default_factory=dict)
     _no_node_since: float | None = None
@@ -62,16 +71,25 @@ class LossPolicy:
             self._add_ended_early(self.queue.runner.lost_message)
             self.queue.waiting.clear()
             return
-        self.losses += 1
-        if self.losses > self.losses_allowed:
+        is_node_lost = reason.startswith(_NODE_IS_LOST)
+        # A lost node ends several shards, and counts once.
+        lost = (is_node_lost and place_of(shard)) or shard.key
+        if lost not in self._lost:
+            self._lost.add(lost)
+            self.losses, self._in_turn = self.losses + 1, self._in_turn + 1
+        if self._in_turn > self.losses_allowed:
             self._add_ended_early(
                 f"{shard.title} lost its process ({reason}). After {self.losses_allowed} losses "
-                "in one run, lost shards are not submitted again."
+                "without a completed shard, lost shards are not submitted again."
             )
             return
-        for again in _remaining(shard, reason):
+        for again in _moved(shard) if is_node_lost else _remaining(shard, reason):
             logger.info("submitted again: %s", again.title)
             self.queue.waiting.append(again)
+
+    def has_progress(self) -> None:
+        """Record that a shard has completed."""
+        self._in_turn = 0
 
     def resubmit(self, submitted: SubmittedShard, state: State[Any]) -> None:
         """Submit a shard that has not begun as a new task run. This is not counted as a loss.
@@ -101,7 +119,7 @@ class LossPolicy:
             for task_run, (shard, _) in list(self.queue.running.items()):
                 begun_on = place_of(shard)
                 if begun_on == node:
-                    self.handle_loss(self.queue.remove(task_run), "its node was lost")
+                    self.handle_loss(self.queue.remove(task_run), _NODE_IS_LOST[0])
                 elif begun_on is None:
                     self._move(task_run)
 
@@ -157,6 +175,15 @@ class LossPolicy:
     def _add_ended_early(self, reason: str) -> None:
         if reason not in self.queue.ended_early:
             self.queue.ended_early.append(reason)
+
+
+def _moved(shard: Shard) -> list[Shard]:
+    """Return the shard to submit again after its node was lost. No input caused that."""
+    if shard.left == 1:
+        control = Ledger(open_store(shard.dataset)).control
+        control.forget_attempts(shard.run, shard.key)
+    (rows,) = unfinished([shard])
+    return [replace(_next_attempt(shard, rows), losses=shard.losses)] if rows else []
 
 
 def _remaining(shard: Shard, reason: str) -> list[Shard]:

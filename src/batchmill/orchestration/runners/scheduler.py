@@ -39,7 +39,8 @@ class ShardScheduler:
         on_tick: Called about every second. After it returns true, no shard is submitted.
         cancelled: Returns true after the run is cancelled. Shards that do not end soon are then
             killed.
-        losses_allowed: After this many lost processes, no lost shard is submitted again.
+        losses_allowed: After this many losses without a completed shard in between, no lost shard
+            is submitted again.
         most: The most shards at a time, because they share a limit of the rate. None: no limit.
 
     Attributes:
@@ -63,7 +64,7 @@ class ShardScheduler:
 
     @property
     def losses(self) -> int:
-        """The number of shard processes that were lost."""
+        """The number of lost processes and nodes."""
         return self._loss_policy.losses
 
     def run(self, shards: Sequence[Shard]) -> None:
@@ -167,7 +168,9 @@ class ShardScheduler:
             self._loss_policy.handle_loss(submitted, reason)
             return
         self.queue.record_end(submitted, state)
-        if not state.is_completed():
+        if state.is_completed():
+            self._loss_policy.has_progress()
+        else:
             get_run_logger().error("%s ended early: %s", shard.title, reason)
             self.queue.ended_early.append(f"{shard.title} ended early: {reason}")
 

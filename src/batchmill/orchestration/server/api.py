@@ -21,6 +21,7 @@ from prefect.settings import (
     PREFECT_API_AUTH_STRING,
     PREFECT_API_URL,
     PREFECT_CLIENT_MAX_RETRIES,
+    PREFECT_CLIENT_RETRY_EXTRA_CODES,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
     PREFECT_HOME,
     Settings,
@@ -58,7 +59,9 @@ def shared_api() -> Iterator[None]:
     """
     if PREFECT_API_URL.value():
         _check_configured()
-        yield
+        # A proxy or a busy server also answers with these codes, and the next request succeeds.
+        with temporary_settings(set_defaults={PREFECT_CLIENT_RETRY_EXTRA_CODES: {500, 504}}):
+            yield
         return
     around = FlowRunContext.get()
     if around:
