@@ -1,5 +1,7 @@
 """A node that joins during a run gets shards only after it has passed the probe."""
 
+import time
+
 import pytest
 from prefect.logging import disable_run_logger
 
@@ -13,7 +15,7 @@ class Probes(NodeProbes):
     """Probes that end when the test says so. The first node was checked before the run."""
 
     def __init__(self):
-        self._asked, self._known, self._unfit, self.ended = {}, {FIRST.id}, set(), []
+        self._asked, self._known, self._unfit, self.ended = {}, {FIRST.id}, {}, []
 
     @property
     def waiting(self):
@@ -54,6 +56,24 @@ def test_a_node_that_fails_its_probe_stays_excluded(probes):
     for _ in range(2):
         assert probes.usable([FIRST, BAD]) == [FIRST]
         assert probes.excluded == ["3"]
+
+
+def test_a_node_that_fails_its_probe_is_probed_again(probes, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    probes.usable([FIRST, BAD])
+    probes.end(BAD, "the Prefect API does not respond there.")
+    assert probes.usable([FIRST, BAD]) == [FIRST]
+    assert probes.reason == "on 10.0.0.3: the Prefect API does not respond there."
+    now[0] = 29.0
+    assert probes.usable([FIRST, BAD]) == [FIRST]
+    assert probes.waiting == []
+    now[0] = 31.0
+    assert probes.usable([FIRST, BAD]) == [FIRST]
+    assert (probes.excluded, probes.waiting) == (["3"], [BAD])
+    probes.end(BAD)
+    assert probes.usable([FIRST, BAD]) == [FIRST, BAD]
+    assert probes.excluded == []
 
 
 def test_a_node_that_refused_a_shard_is_excluded(probes):

@@ -23,6 +23,8 @@ from batchmill.version import VERSION
 # Ray may have to set up a runtime environment first. The installation of packages takes minutes.
 _ANSWER_SECONDS = 600.0
 _WAIT_SECONDS = 0.5
+# A node that cannot run shards is checked again after this time. The server may have been away.
+_AGAIN_SECONDS = 30.0
 # The number of nodes that are checked. A check of thousands of nodes would take too long.
 _MOST_NODES = 64
 
@@ -36,7 +38,12 @@ class NodeProbes:
     Args:
         probe: The checks to run on each node.
         access: The credentials that the shards need.
+
+    Attributes:
+        reason: Why the last node that was left out cannot run shards. Empty without one.
     """
+
+    reason = ""
 
     def __init__(self, probe: Probe, access: Sequence[Access]) -> None:
         self.probe = probe
@@ -47,12 +54,13 @@ class NodeProbes:
         # The nodes whose probe has not ended.
         self._asked: dict[Any, Node] = {}
         self._known: set[str] = set()
-        self._unfit: set[str] = set()
+        # The nodes that cannot run shards, and when they are checked again.
+        self._unfit: dict[str, float] = {}
 
     @property
     def excluded(self) -> Sequence[str]:
         """The ids of the nodes that have not passed the probe."""
-        return sorted(self._unfit | {node.id for node in self._asked.values()})
+        return sorted({*self._unfit, *(node.id for node in self._asked.values())})
 
     def check_cluster(
         self, found: Sequence[Node], needs: Mapping[str, float], cancelled: Callable[[], bool]
@@ -86,14 +94,16 @@ class NodeProbes:
             raise ServiceError("\n".join(["The Ray cluster cannot run this:", *lines]))
 
     def usable(self, found: Sequence[Node]) -> list[Node]:
-        """Probe the nodes that are new, and return the nodes that may get shards.
+        """Probe the nodes that are new or unfit, and return the nodes that may get shards.
 
         Args:
             found: The living nodes of the cluster.
         """
+        now = time.monotonic()
         for node in found:
-            if node.id not in self._known:
+            if node.id not in self._known or self._unfit.get(node.id, now + 1) <= now:
                 self._known.add(node.id)
+                self._unfit.pop(node.id, None)
                 self._start(node)
         for node, faults in self._collect(seconds=0) if self._asked else ():
             if faults:
@@ -102,10 +112,11 @@ class NodeProbes:
         return [node for node in found if node.id not in excluded]
 
     def leave_out(self, node: str, reason: str) -> None:
-        """Stop giving shards to a node. Log the reason once."""
-        if node not in self._unfit:
-            self._unfit.add(node)
+        """Give no shards to a node until it passes the probe. Log each reason once."""
+        self._unfit[node] = time.monotonic() + _AGAIN_SECONDS
+        if reason != self.reason:
             get_run_logger().error("a node of the Ray cluster gets no shards. %s", reason)
+        self.reason = reason
 
     def _start(self, node: Node) -> None:
         only_there = NodeAffinitySchedulingStrategy(node.id, soft=False)

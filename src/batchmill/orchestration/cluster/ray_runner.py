@@ -95,6 +95,7 @@ class RayRunner(ShardRunner):
                 return None
             self.nodes = frozenset(node.id for node in found)
             usable = self._probes.usable(found) if self._probes else found
+            self.why_unfit = self._probes.reason if self._probes else ""
         return count_slots(usable, self._needs)
 
     def submit(self, shard: Shard) -> ShardFuture:

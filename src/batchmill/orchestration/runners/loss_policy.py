@@ -144,7 +144,9 @@ class LossPolicy:
         is_elastic = self.queue.runner.is_elastic
         if now - self._no_node_since < (_NO_NODE_SECONDS if is_elastic else _LOST_NODE_SECONDS):
             return False
-        self._add_ended_early(_NO_NODE if is_elastic else self.queue.runner.lost_message)
+        runner = self.queue.runner
+        no_node = f"{_NO_NODE} {runner.why_unfit}".strip()
+        self._add_ended_early(no_node if is_elastic else runner.lost_message)
         self.queue.kill_running()
         return True
 

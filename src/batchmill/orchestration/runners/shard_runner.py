@@ -28,11 +28,13 @@ class ShardRunner(AbstractContextManager["ShardRunner"], ABC):
         nodes: The ids of the machines that existed at the last call of `slots`.
         is_elastic: True if other machines may join later.
         lost_message: The message for the user after the runner is lost.
+        why_unfit: Why the last machine that was left out cannot run shards. Usually empty.
     """
 
     nodes: frozenset[str] = frozenset()
     is_elastic = False
     lost_message = ""
+    why_unfit = ""
 
     @property
     @abstractmethod
