@@ -392,6 +392,7 @@ def test_verify_fails_for_a_leak_and_only_warns_about_duplicates(
             "cannot be combined",
         ),
         (["plan", ".", "--step", SPLIT, "-o", "out", "--min-age", "999"], "younger than --min-age"),
+        (["run", ".", SPLIT, "out"], f"--step {SPLIT} --output DATASET"),
         (["run", "a.txt", "b.txt", "--step", SPLIT, "-o", "out"], "put quotes around globs"),
         (
             ["run", ".", "--step", SPLIT, "-o", "out", "--size", "3"],
@@ -411,6 +412,14 @@ def test_a_users_mistake_is_reported_without_a_traceback_and_starts_nothing(
     assert "Traceback" not in err + out
     assert out == ""
     assert sorted(os.listdir(words)) == before
+
+
+def test_a_file_whose_name_begins_with_a_dash_has_a_hint(command, words, monkeypatch):
+    monkeypatch.chdir(words)
+    (words / "-dash.txt").write_text("word")
+    code, _, err = command("try", "-dash.txt", "--step", SPLIT)
+    assert (code, "To name the file: ./-dash.txt" in err) == (2, True)
+    assert command("try", "./-dash.txt", "--step", SPLIT)[0] == 0
 
 
 def test_markup_and_emoji_codes_in_names_are_printed_unchanged(command, words):

@@ -5,6 +5,8 @@ started. 130: cancelled.
 """
 
 import gc
+import os
+import re
 import sys
 from contextlib import nullcontext
 from typing import NoReturn
@@ -91,17 +93,20 @@ def make_app(called: str = "") -> App:
 
 def _reason(error: CycloptsError) -> str:
     """Return the message of an error in the arguments, with the likely fix."""
-    if isinstance(error, UnknownOptionError) and any(
-        "--param" in argument.names for argument in error.argument_collection
-    ):
-        return f"{error} A parameter of the step needs --param NAME=VALUE."
+    if isinstance(error, UnknownOptionError):
+        given = error.token.keyword or error.token.value
+        if os.path.exists(given):
+            return f"{error} To name the file: ./{given}"
+        if any("--param" in argument.names for argument in error.argument_collection):
+            return f"{error} A parameter of the step needs --param NAME=VALUE."
     if not isinstance(error, UnusedCliTokensError):
         return str(error)
     first, *more = error.unused_tokens or [""]
     others = f" and {len(more):,} more" if more else ""
-    return (
-        f"unexpected argument {first!r}{others}. Remove it, or put quotes around globs and spaces."
-    )
+    remedy = "Remove it, or put quotes around globs and spaces."
+    if re.fullmatch(r"[\w.]+:[\w.]+", first):
+        remedy = f"To name the step and the dataset: --step {first} --output DATASET"
+    return f"unexpected argument {first!r}{others}. {remedy}"
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
