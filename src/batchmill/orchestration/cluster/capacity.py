@@ -32,8 +32,16 @@ class Node(NamedTuple):
     resources: Mapping[str, float]
 
     def room_for(self, needs: Mapping[str, float]) -> int:
-        """Return how many shards with these needs the node can run at a time."""
-        return min(int(self.resources.get(name, 0) // amount) for name, amount in needs.items())
+        """Return how many shards with these needs the node can run at a time.
+
+        >>> Node("1", "10.0.0.1", {"GPU": 1.0}).room_for({"GPU": 0.1})
+        10
+        """
+        # As floats, ten times 0.1 are more than 1. Ray counts in steps of 0.0001.
+        return min(
+            round(1e4 * self.resources.get(name, 0)) // round(1e4 * amount)
+            for name, amount in needs.items()
+        )
 
 
 def nodes() -> list[Node]:
