@@ -44,6 +44,7 @@ class JobKeywords(TypedDict, total=False):
     allow_write: Sequence[str] | str | os.PathLike[str]
     allow_network: bool
     retries: int
+    retry_timeouts: bool
     timeout: float | None
     memory_limit: str | int
     max_failures: int | str

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from batchmill.errors import OptionError
 from batchmill.options.base import SIZE_PATTERN, Options, Text, parse_size
 from batchmill.options.conditions import check_expectation
+from batchmill.outcome import RETRIED_KINDS
 
 # A run must end even if no user watches it. Steps of healthy jobs take less than an hour.
 DEFAULT_TIMEOUT_SECONDS = 3600.0
@@ -39,6 +40,9 @@ class FailurePolicy(Options):
     run counts as failed."""
     retries: int = Field(default=1, ge=0)
     """Number of times that a failed input is executed again in the same run."""
+    retry_timeouts: bool = False
+    """Also execute an input again that exceeded the time limit. A request to a service that hangs
+    often succeeds the next time."""
     timeout: Annotated[float, BeforeValidator(lambda value: 0 if value is None else value)] = Field(
         default=DEFAULT_TIMEOUT_SECONDS, ge=0, allow_inf_nan=False, title="Time limit in seconds"
     )
@@ -75,6 +79,11 @@ class FailurePolicy(Options):
             )
         self.failures_allowed(1)
         return self
+
+    @property
+    def retried(self) -> frozenset[str]:
+        """The outcomes after which an input is executed again."""
+        return RETRIED_KINDS | ({"timeout"} if self.retry_timeouts else set())
 
     @property
     def timeout_seconds(self) -> float | None:

@@ -143,6 +143,7 @@ class ShardExecution:
                 grace_seconds=_GRACE_SECONDS if self._step.is_async else 0.0,
             ),
             retries=policy.retries,
+            retried=policy.retried,
             stop=self._stop,
             processing=self._callbacks,
             pipeline=self._pipeline,

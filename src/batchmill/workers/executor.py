@@ -44,7 +44,7 @@ class IsolatedExecutor(ShardWork):
     _delivering: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.table = InputTable(self.count, self.retries)
+        self.table = InputTable(self.count, self.retries, retried=self.retried)
         self._feed = Feed(self.table, self.concurrency.pace_seconds if self.concurrency else 0.0)
         self._processor: BatchProcessor | None = None
         if self.processing:

@@ -6,7 +6,7 @@ tested by themselves. Times are seconds of one monotonic clock.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
@@ -76,6 +76,7 @@ class InputTable:
         count: The number of inputs.
         retries: How often an input is executed again after its own fault.
         batch_size: The size of the largest batch.
+        retried: The kinds of outcomes after which an input is executed again.
 
     Attributes:
         largest: The size of the largest batch from now on.
@@ -83,10 +84,17 @@ class InputTable:
             batch that was divided.
     """
 
-    def __init__(self, count: int, retries: int, batch_size: int = 1) -> None:
+    def __init__(
+        self,
+        count: int,
+        retries: int,
+        batch_size: int = 1,
+        retried: Collection[str] = RETRIED_KINDS,
+    ) -> None:
         self.largest = batch_size
         self.progress = 0
         self._retries = retries
+        self._retried = retried
         self._states = bytearray(count)
         self._open = count
         self._given = 0
@@ -172,12 +180,12 @@ class InputTable:
         if outcome.unclear:
             self._suspect(index)
             return None
-        if index not in self._histories and outcome.kind not in RETRIED_KINDS:
+        if index not in self._histories and outcome.kind not in self._retried:
             self._finish(index)
             return outcome
         seen = self._histories.setdefault(index, History())
         seen.faults += 1
-        is_retried = outcome.kind in RETRIED_KINDS and outcome.retry_after <= LONGEST_RETRY_AFTER
+        is_retried = outcome.kind in self._retried and outcome.retry_after <= LONGEST_RETRY_AFTER
         if is_retried and seen.faults <= self._retries:
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** (seen.faults - 1))
             seen.due = self._delayed[index] = now + max(pause, outcome.retry_after)

@@ -1,10 +1,10 @@
 """The settings of a shard for the code that drives its workers."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from batchmill.outcome import Outcome, UnstoredOutcome
+from batchmill.outcome import RETRIED_KINDS, Outcome, UnstoredOutcome
 from batchmill.workers.async_inputs import Concurrency
 from batchmill.workers.control import Stop
 from batchmill.workers.loaded_batches import BatchCallbacks, Sample
@@ -27,6 +27,7 @@ class ShardWork:
         deliver: Receives each final outcome once, several at a time, also from other threads.
         limits: The limits of one input.
         retries: How often an input is executed again after a failure.
+        retried: The kinds of outcomes that are such failures.
         warn: Called with a warning about a worker, also from other threads.
         stop: The request to stop. After it, inputs without an outcome stay without one.
         processing: The functions that process samples; None if `run` returns only outcomes.
@@ -42,6 +43,7 @@ class ShardWork:
     deliver: Callable[[Sequence[Outcome]], None]
     limits: Limits
     retries: int
+    retried: Collection[str] = RETRIED_KINDS
     warn: Callable[[str], None] = logger.warning
     stop: Stop = field(default_factory=Stop)
     processing: BatchCallbacks | None = None
