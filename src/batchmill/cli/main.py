@@ -15,7 +15,7 @@ from cyclopts import App, CycloptsError, Parameter, UnknownOptionError, UnusedCl
 
 from batchmill.cli.console import console
 from batchmill.errors import BatchmillError, CancelledError, RunError
-from batchmill.orchestration.interrupts import ignore_ctrl_c, interrupts
+from batchmill.orchestration.interrupts import ignore_ctrl_c, interrupts, is_blocked
 from batchmill.version import VERSION
 
 DONE, INCOMPLETE, NOT_STARTED, CANCELLED = 0, 1, 2, 130
@@ -116,6 +116,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         code = _call(called, arguments)
     if arguments is None:
         ignore_ctrl_c()
+        if is_blocked.is_set():
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
     # This prevents a last garbage collection, which takes half a second with Prefect, Ray and
     # pandas loaded. The process frees its memory anyway.
     gc.freeze()

@@ -145,6 +145,10 @@ def restoring_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+# Set if a thread does not return from a library. The end of Python would wait for it, or crash.
+is_blocked = threading.Event()
+
+
 def ignore_ctrl_c() -> None:
     """Ignore Ctrl-C while Python ends this process. It would change the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

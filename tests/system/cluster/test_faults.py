@@ -162,6 +162,26 @@ def test_the_head_is_lost(shell, work, undisturbed, ray_environment, api):
     assert faults(work / "out") == []
 
 
+@pytest.mark.long
+def test_the_head_is_silent(shell, work, ray_environment, api):
+    with ray_cluster(ray_environment) as cluster:
+        cluster.start_head()
+        for _ in range(2):
+            cluster.add_node()
+        started = start(shell, work, ["--ray", cluster.address])
+        cluster.head.kill("gcs_server", signal.SIGSTOP)
+        (work / "go").touch()
+        try:
+            _, err = started.communicate(timeout=120)
+        finally:
+            cluster.head.kill("gcs_server", signal.SIGCONT)
+        assert started.returncode == 1
+        assert f"The head of the Ray cluster at {cluster.address} stopped responding" in err
+    flow_run, task_runs = flow_run_of(api, work / "out")
+    assert flow_run["state"]["type"] == "FAILED"
+    assert {task_run["state"]["type"] for task_run in task_runs} <= FINAL
+
+
 def kill_server(port):
     options = ["server", "start", str(port)]
     servers = [

@@ -4,6 +4,7 @@ Without the check, Ray would try for minutes. Most of that time it does not retu
 signal ends it.
 """
 
+import atexit
 import logging
 import os
 import socket
@@ -26,6 +27,7 @@ from ray.runtime_env import RuntimeEnv
 
 from batchmill.blocks.ray_cluster import AUTO, RayCluster, endpoint
 from batchmill.errors import BatchmillError, OptionError, ServiceError
+from batchmill.orchestration.interrupts import is_blocked
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ logger = logging.getLogger(__name__)
 LOST_CONNECTION = (ConnectionError, grpc.RpcError)
 _SHOWN = 300
 _CONNECT_SECONDS = 10
+_SHUTDOWN_SECONDS = 10
 # A busy machine needs five seconds to connect.
 _AUTO_SECONDS = 30
 # The alarm ends the process even while Ray does not return to Python.
@@ -119,7 +122,20 @@ def _leave() -> None:
         is_ours, _connection = _connection.is_ours, None
         # The runner's own `__exit__` calls functions that Ray Client does not support.
         if is_ours:
-            ray.shutdown()
+            _shut_down()
+
+
+def _shut_down() -> None:
+    """End the connection to Ray.
+
+    If the head of the cluster is silent, Ray would wait forever, also when the process exits.
+    """
+    ending = threading.Thread(target=ray.shutdown, name="ray-shutdown", daemon=True)
+    ending.start()
+    ending.join(_SHUTDOWN_SECONDS)
+    if ending.is_alive():
+        atexit.unregister(ray.shutdown)
+        is_blocked.set()
 
 
 def _is_same(one: RayCluster, other: RayCluster) -> bool:
