@@ -43,6 +43,28 @@ def test_try_shows_rows_and_files(command, words, tmp_path, monkeypatch):
     assert sorted(os.listdir(keep)) == ["0.txt", "1.txt"]
 
 
+def test_try_shows_one_row_as_a_line_for_each_value(command, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wide.py").write_text(
+        "def step(source):\n    return {f'column {n}': n for n in range(30)}\n"
+    )
+    code, out, _ = command("try", words / "a.txt", "--step", "wide:step")
+    assert code == 0
+    lines = [line.replace("│", " ").split() for line in out.splitlines()]
+    assert ["column", "29", "29"] in lines
+
+
+def test_equal_tracebacks_are_printed_once(command, words, tmp_path, monkeypatch):
+    (tmp_path / "refusing.py").write_text(
+        "def step(source):\n    raise ValueError(f'bad header of {source.name!r}')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    run_job(words / "manifest.csv", "refusing:step", "out", policy=FailurePolicy(retries=0))
+    _, text, _ = command("failures", "out")
+    assert text.count("traceback:") == 1
+    assert [line[:5] for line in text.splitlines()[:4]] == ["a.txt", "b.txt", "c.txt", "d.txt"]
+
+
 def test_try_keeps_its_files_in_an_empty_folder_only(command, words, monkeypatch):
     monkeypatch.chdir(STEPS)
     monkeypatch.setenv("HOME", str(words))

@@ -128,13 +128,18 @@ def reproduce(
 
 
 def _lines(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the reason of each failure, and the lines of its texts to show."""
+    """Yield the reason of each failure, and the lines of its texts. Equal texts follow once."""
+    alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for record in records:
-        why = one_line(record["error"], record["message"])
-        yield f"{record['input']}: {record['outcome']}: {why} (group {record['group']})"
-        if record["result_run"] is not None:
-            yield f"    the result of run {record['result_run']} stays"
-        for title, text in (("traceback", record["traceback"]), ("printed", record["log"])):
+        calls = record["traceback"].rstrip().rpartition("\n")[0]  # The last line is the message.
+        alike.setdefault((record["group"], calls, record["log"]), []).append(record)
+    for same in alike.values():
+        for record in same:
+            why = one_line(record["error"], record["message"])
+            yield f"{record['input']}: {record['outcome']}: {why} (group {record['group']})"
+            if record["result_run"] is not None:
+                yield f"    the result of run {record['result_run']} stays"
+        for title, text in (("traceback", same[0]["traceback"]), ("printed", same[0]["log"])):
             lines, which = _most_telling(text.rstrip().splitlines())
             if lines:
                 yield f"    {title}{which}:"

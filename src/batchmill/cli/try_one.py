@@ -153,9 +153,15 @@ def _show(outcome: Outcome, keep: Path | None) -> None:
         out.print("0 rows")
     else:
         keys = list(dict.fromkeys(key for row in rows for key in row))
+        lines = [[_cell(row.get(key)) for key in keys] for row in rows[:SHOWN_ROWS]]
+        if len(rows) == 1:  # A line for each value, since many columns are unreadable.
+            keys, lines = (
+                ["column", "value"],
+                [list(pair) for pair in zip(keys, *lines, strict=True)],
+            )
         table = Table(*keys, title=counted(len(rows), "row"), title_justify="left")
-        for row in rows[:SHOWN_ROWS]:
-            table.add_row(*[_cell(row.get(key)) for key in keys])
+        for line in lines:
+            table.add_row(*line)
         out.print(table, soft_wrap=False)
         if len(rows) > SHOWN_ROWS:
             out.print(f"... and {len(rows) - SHOWN_ROWS:,} more (to see all: --json)")
