@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, Self
 from uuid import UUID
 
-import pyarrow as pa
 from prefect.runtime import flow_run
 
 from batchmill.blocks.ray_cluster import RayCluster
@@ -33,8 +32,6 @@ from batchmill.tasks.shard import run_local_shard
 
 # After this many lost shard processes in one run, lost shards are not submitted again.
 _LOSSES_ALLOWED = 50
-# The columns that show the cause of a failure.
-_OF_A_CAUSE = ("outcome", "error", "message", "host")
 _RECORD_SECONDS, _CANCEL_RECORD_SECONDS = 5.0, 1.0
 # After the second signal, killed shards have this long to end.
 _KILL_SECONDS = 3.0
@@ -81,19 +78,11 @@ class FlowRunner(Runner):
         if self.cancellation.reason:
             return ShardsEnd(is_cancelled=True)
         metrics = self.observer.metrics
+        more: dict[str, Any] = {"columns": COLUMNS, "on_records": metrics.record}
+        watcher = RunWatcher(run.ledger, run.number, **(more if metrics.is_on else {}))
         spec = read_spec(run.ledger, run.number)
-        same = SameCause(spec.policy.stop_after_same)
-
-        def see(records: pa.Table) -> None:
-            if metrics.is_on:
-                metrics.record(records)
-            columns = (records[name].to_pylist() for name in _OF_A_CAUSE if same.limit)
-            for outcome in zip(*columns, strict=True):
-                same.add(*outcome)
-
-        watched = ("host", *(COLUMNS if metrics.is_on else ()))
-        watcher = RunWatcher(run.ledger, run.number, watched, see)
-        has_to_stop = partial(self._has_to_stop, run, watcher, spec, same)
+        watcher.same = SameCause(spec.policy.stop_after_same)
+        has_to_stop = partial(self._has_to_stop, run, watcher, spec)
         scheduler = ShardScheduler(
             runner=self._runner,
             workers=num_workers,
@@ -123,7 +112,7 @@ class FlowRunner(Runner):
             is_cancelled=self.cancellation.is_cancelled(),
         )
 
-    def _has_to_stop(self, run: Run, watcher: RunWatcher, spec: RunSpec, same: SameCause) -> bool:
+    def _has_to_stop(self, run: Run, watcher: RunWatcher, spec: RunSpec) -> bool:
         """Show the progress and the failures so far. Return whether the run has to stop.
 
         This is called about every second.
@@ -136,6 +125,7 @@ class FlowRunner(Runner):
             if progress.failed > spec.failures_allowed:
                 # A broken node must not stop the others.
                 is_one = self.cores.total == self.cores.node
+                same = watcher.same
                 is_same = same.is_reached and (is_one or len(same.hosts) > 1)
                 reason = "" if spec.policy.fail_fast else same.advice if is_same else None
         control = run.ledger.control

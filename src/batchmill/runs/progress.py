@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchmill.causes import SameCause
 from batchmill.errors import BatchmillError, LedgerError
 from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import one_line
@@ -21,7 +22,9 @@ from batchmill.planning.plan_file import PlanFile
 STARTING = "starting Prefect"
 KEPT_FAILURES = 100
 _POLL_SECONDS = 0.5
-_COLUMNS = ("input", "outcome", "attempts", "error", "message")
+# The columns that show the cause of a failure.
+_OF_A_CAUSE = ("outcome", "error", "message", "host")
+_COLUMNS = ("input", "outcome", "attempts", "error", "message", "host")
 
 
 class Failure(NamedTuple):
@@ -58,6 +61,9 @@ class RunWatcher:
         run: The number of the run. 0: the next one.
         columns: Further columns for `on_records`.
         on_records: Called with the new records of each part.
+
+    Attributes:
+        same: Compares the causes of the first failures.
     """
 
     def __init__(
@@ -76,6 +82,7 @@ class RunWatcher:
         self._seen: set[str] = set()
         self._counts: Counter[str] = Counter()
         self._failures: list[Failure] = []
+        self.same = SameCause(0)
 
     def poll(self) -> Progress | None:
         """Read the outcomes committed since the last call, and return the progress.
@@ -96,6 +103,9 @@ class RunWatcher:
             records = self._ledger.read_part(name, self._columns)
             self._take(records)
             self._on_records(records)
+            columns = (records[name].to_pylist() for name in _OF_A_CAUSE if self.same.limit)
+            for outcome in zip(*columns, strict=True):
+                self.same.add(*outcome)
         self._seen.update(new)
         if new and self._counts.total() > self._total:
             # Some inputs have two outcomes, for example one from a node that seemed lost. Read the

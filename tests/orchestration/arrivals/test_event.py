@@ -62,7 +62,7 @@ def test_an_unreachable_server_raises_a_service_error():
         ("s3://key:secret@bucket/in", {}, "holds a credential"),
         ("bad\udcff", {}, "is not UTF-8"),
         ("nosuch://bucket/in", {}, "no library opens"),
-        (".", {"min_age": -1}, "is less than the minimum of 0"),
+        (".", {"min_age": -1}, "expected a number of seconds, 0 or more"),
         (".", {"min_age": float("nan")}, "0 or more"),
     ],
 )
