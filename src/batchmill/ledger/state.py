@@ -115,18 +115,14 @@ class State:
             StoreError: A part cannot be read.
         """
         wanted = [*dict.fromkeys(columns)]
-        further = [name for name in wanted if name not in _SHOWN]
         found = {name: self.table[name] for name in wanted if name in _SHOWN}
-        part, row = self.table["part"], self.table["row"]
-        of_outcome = [name for name in further if name not in _OF_RESULT]
-        if of_outcome:
-            records = fetch(self.store, self.parts, part, row, of_outcome)
-            found |= {name: records[name] for name in of_outcome}
-        of_result = [name for name in further if name in _OF_RESULT]
-        if of_result:
-            part, row = result_places(self.table)
-            records = fetch(self.store, self.parts, part, row, of_result)
-            found |= {name: records[name] for name in of_result}
+        of_outcome = [name for name in wanted if name not in (*_SHOWN, *_OF_RESULT)]
+        of_result = [name for name in wanted if name in _OF_RESULT]
+        own = (self.table["part"], self.table["row"])
+        for names, places in ((of_outcome, own), (of_result, result_places(self.table))):
+            if names:
+                records = fetch(self.store, self.parts, *places, names)
+                found |= {name: records[name] for name in names}
         if "message" in found:
             # An `ok` record has a message only while its file is missing.
             found["message"] = pc.coalesce(
@@ -200,8 +196,8 @@ class State:
             # The step was not started in this run.
             stays = before.filter(vanished)
             notes = now.select(vanished).records(["message"])["message"]
-            changes = {"attempts": 0, "absence": MISSING, "note": notes}
-            changes["run"] = new.filter(vanished)["run"]
+            run = new.filter(vanished)["run"]
+            changes = {"attempts": 0, "absence": MISSING, "note": notes, "run": run}
             for name, values in changes.items():
                 stays = with_column(stays, name, values)
             new = pa.concat_tables([new.filter(pc.invert(vanished)), stays])
@@ -235,8 +231,7 @@ class State:
     def _numbers(self, *columns: str) -> np.ndarray:
         """Return the numbers of the parts in some columns."""
         found = [pc.unique(self.table[name]).drop_null().to_numpy() for name in columns]
-        numbers: np.ndarray = np.unique(np.concatenate(found)).astype(np.int64)
-        return numbers
+        return np.unique(np.concatenate(found)).astype(np.int64)
 
     def _with(self, table: pa.Table) -> "State":
         return State(self.store, table, self.parts)
@@ -251,10 +246,9 @@ class State:
 
 def result_places(table: pa.Table) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
     """Return the part and the row of the result of each input of a state."""
-    own, result, _ = PLACES
-    return pc.coalesce(table[result[0]], table[own[0]]), pc.coalesce(
-        table[result[1]], table[own[1]]
-    )
+    pairs = zip(*PLACES[:2], strict=True)
+    part, row = (pc.coalesce(table[result], table[own]) for own, result in pairs)
+    return part, row
 
 
 def has_result(records: pa.Table) -> pa.ChunkedArray:
