@@ -21,7 +21,7 @@ from batchmill.outcome import Outcome
 from batchmill.planning.advance import advance
 from batchmill.planning.change_detection import FileChanges
 from batchmill.planning.decisions import Criteria
-from batchmill.planning.plan import PLANNED_COLUMNS, make_plan
+from batchmill.planning.plan import PLANNED_COLUMNS, make_plan, match_records
 from batchmill.storage import LocalStore
 
 SHOWN = ("outcome", "run", "rows", "result_run", "absence", "attempts")
@@ -70,7 +70,8 @@ def advanced(state, manifest, outcomes=None, step="s", adopted=(), changes=None,
     """Plan a run over a manifest, and return the state that it leaves."""
     before = state.table
     criteria = Criteria(step, adopted_steps=adopted, changes=changes or FileChanges())
-    plan = make_plan(manifest, state.records(PLANNED_COLUMNS), criteria)
+    matched = match_records(state.records(PLANNED_COLUMNS), manifest.inputs)
+    plan = make_plan(manifest, matched, criteria)
     after = advance(state, plan, manifest, outcomes, RunOptions(**options), step)
     assert state.table.equals(before), "a state never changes"
     return after

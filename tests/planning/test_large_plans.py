@@ -8,7 +8,7 @@ from batchmill.ledger.state import State
 from batchmill.manifest import Manifest
 from batchmill.planning.change_detection import detect_changes
 from batchmill.planning.decisions import Criteria
-from batchmill.planning.plan import PLANNED_COLUMNS, make_plan
+from batchmill.planning.plan import PLANNED_COLUMNS, make_plan, match_records
 from batchmill.storage.large_tables import collected
 
 ROWS = 20_000
@@ -48,7 +48,7 @@ def plan_of(count, states):
     inputs, records = (collected(tables_of(count, state), state) for state in states)
     columns = pa.table({"label": pa.nulls(count, pa.string())})
     manifest = Manifest(name="m", root="/", inputs=inputs, manifest_columns=columns)
-    return make_plan(manifest, records, Criteria("s"))
+    return make_plan(manifest, match_records(records, inputs), Criteria("s"))
 
 
 def test_a_plan_keeps_few_bytes_of_each_input_in_memory(pool):

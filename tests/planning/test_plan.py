@@ -9,7 +9,7 @@ from batchmill.ledger.state import State
 from batchmill.manifest import Manifest
 from batchmill.planning.change_detection import FileChanges
 from batchmill.planning.decisions import Criteria
-from batchmill.planning.plan import PLANNED_COLUMNS, make_plan
+from batchmill.planning.plan import PLANNED_COLUMNS, make_plan, match_records
 
 SCHEMA = State(None).records([*PLANNED_COLUMNS, "carried"]).schema
 
@@ -48,9 +48,13 @@ def records_of(**outcomes):
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
+def plan_of(manifest, records, criteria):
+    return make_plan(manifest, match_records(records, manifest.inputs), criteria)
+
+
 def test_inputs_below_a_raised_limit_are_executed():
     records = records_of(a="timeout", b="timeout", c="ok")
-    plan = make_plan(manifest_of("a", "b", "c"), records, Criteria("s", below_limits={"a"}))
+    plan = plan_of(manifest_of("a", "b", "c"), records, Criteria("s", below_limits={"a"}))
     assert reasons(plan) == {"a": "limit"}
     assert (plan.counts["limit"], plan.counts["quarantined"]) == (1, 1)
 
@@ -62,7 +66,7 @@ def reasons(plan):
 
 
 def test_without_a_ledger_all_inputs_are_new_in_manifest_order():
-    plan = make_plan(manifest_of("b", "a"), records_of(), Criteria("s"))
+    plan = plan_of(manifest_of("b", "a"), records_of(), Criteria("s"))
     assert plan.pending["input"].to_pylist() == ["b", "a"]
     assert plan.pending["position"].to_pylist() == [0, 1]
     assert plan.counts["new"] == 2
@@ -70,7 +74,7 @@ def test_without_a_ledger_all_inputs_are_new_in_manifest_order():
 
 def test_each_input_has_one_reason():
     records = records_of(a="ok", b="failed", d="oom", gone="ok")
-    plan = make_plan(manifest_of("a", "b", "c", "d"), records, Criteria("s", released={"b": 1}))
+    plan = plan_of(manifest_of("a", "b", "c", "d"), records, Criteria("s", released={"b": 1}))
     assert reasons(plan) == {"b": "retry", "c": "new"}
     assert plan.resolved == {"ok": 1, "oom": 1}
     assert plan.counts == {
@@ -91,7 +95,7 @@ def test_each_input_has_one_reason():
     "change", [{"size": 6}, {"mtime_ns": 2}, {"ctime_ns": 4}, {"companions": "xxh128:1"}]
 )
 def test_a_changed_file_is_executed_again(change):
-    plan = make_plan(manifest_of("a", **change), records_of(a="ok"), Criteria("s"))
+    plan = plan_of(manifest_of("a", **change), records_of(a="ok"), Criteria("s"))
     assert reasons(plan) == {"a": "changed"}
     assert plan.stale_steps == {}
 
@@ -102,9 +106,7 @@ def test_a_changed_file_is_executed_again(change):
 )
 def test_a_file_with_another_time_is_compared_by_content(content, expected):
     changes = FileChanges(contents=pa.chunked_array([[content or None]], pa.string()))
-    plan = make_plan(
-        manifest_of("a", mtime_ns=2), records_of(a="ok"), Criteria("s", changes=changes)
-    )
+    plan = plan_of(manifest_of("a", mtime_ns=2), records_of(a="ok"), Criteria("s", changes=changes))
     assert reasons(plan) == expected
     assert plan.touched.to_pylist() == ([] if expected else ["a"])
 
@@ -113,12 +115,12 @@ def test_a_record_of_an_older_version_has_no_time_of_the_last_change():
     records = records_of(a="ok")
     column = records.schema.get_field_index("ctime_ns")
     records = records.set_column(column, "ctime_ns", pa.nulls(1, pa.int64()))
-    assert reasons(make_plan(manifest_of("a"), records, Criteria("s"))) == {}
+    assert reasons(plan_of(manifest_of("a"), records, Criteria("s"))) == {}
 
 
 def test_an_input_with_damaged_outputs_is_executed_again():
     changes = FileChanges(damaged=frozenset({"b"}))
-    plan = make_plan(
+    plan = plan_of(
         manifest_of("a", "b"), records_of(a="ok", b="ok"), Criteria("s", changes=changes)
     )
     assert reasons(plan) == {"b": "damaged"}
@@ -126,22 +128,22 @@ def test_an_input_with_damaged_outputs_is_executed_again():
 
 def test_force_also_executes_quarantined_inputs():
     records = records_of(a="ok", b="failed")
-    plan = make_plan(manifest_of("a", "b", "c"), records, Criteria("s", forced_after=1))
+    plan = plan_of(manifest_of("a", "b", "c"), records, Criteria("s", forced_after=1))
     assert reasons(plan) == {"a": "forced", "b": "forced", "c": "new"}
 
 
 def test_a_released_ok_input_is_executed_again():
-    plan = make_plan(manifest_of("a"), records_of(a="ok"), Criteria("s", released={"a": 1}))
+    plan = plan_of(manifest_of("a"), records_of(a="ok"), Criteria("s", released={"a": 1}))
     assert reasons(plan) == {"a": "retry"}
 
 
 def test_withdrawn_inputs_are_listed():
-    plan = make_plan(manifest_of("a"), records_of(a="ok", gone="failed"), Criteria("s"))
+    plan = plan_of(manifest_of("a"), records_of(a="ok", gone="failed"), Criteria("s"))
     assert plan.withdrawn.to_pylist() == ["gone"]
 
 
 def test_another_step_executes_all_inputs_and_is_reported():
-    plan = make_plan(manifest_of("a", "b"), records_of(a="ok", b="failed"), Criteria("other"))
+    plan = plan_of(manifest_of("a", "b"), records_of(a="ok", b="failed"), Criteria("other"))
     assert reasons(plan) == {"a": "changed", "b": "changed"}
     assert plan.stale_steps == {"s": 2}
 
@@ -150,7 +152,7 @@ def test_another_step_executes_all_inputs_and_is_reported():
     ("released", "expected"), [({}, {}), ({"a": 0}, {}), ({"a": 1}, {"a": "retry"}), ({"b": 9}, {})]
 )
 def test_a_failed_input_is_quarantined_until_it_is_released(released, expected):
-    plan = make_plan(manifest_of("a"), records_of(a="failed"), Criteria("s", released=released))
+    plan = plan_of(manifest_of("a"), records_of(a="failed"), Criteria("s", released=released))
     assert reasons(plan) == expected
 
 
@@ -160,12 +162,12 @@ def test_a_changed_row_is_executed_again_if_the_step_takes_rows():
     records = records_of(a="ok", b="ok")
     column = records.schema.get_field_index("carried")
     records = records.set_column(column, "carried", [['{"label": "Grüße"}', '{"label": "z"}']])
-    assert reasons(make_plan(manifest, records, Criteria("s", takes_rows=True))) == {"b": "changed"}
-    assert reasons(make_plan(manifest, records, Criteria("s"))) == {}
+    assert reasons(plan_of(manifest, records, Criteria("s", takes_rows=True))) == {"b": "changed"}
+    assert reasons(plan_of(manifest, records, Criteria("s"))) == {}
 
 
 def test_plan_returns_the_first_names_of_a_reason():
-    plan = make_plan(manifest_of("a", "b", "c"), records_of(b="ok"), Criteria("s"))
+    plan = plan_of(manifest_of("a", "b", "c"), records_of(b="ok"), Criteria("s"))
     assert plan.first("new", 1) == ["a"]
     assert plan.first("changed", 5) == []
 
@@ -173,10 +175,10 @@ def test_plan_returns_the_first_names_of_a_reason():
 def test_only_ok_outcomes_of_accepted_steps_are_adopted():
     records = records_of(a="ok", b="failed", c="ok", d="ok")
     manifest = manifest_of("a", "b", "c", "e")
-    plan = make_plan(manifest, records, Criteria("new", adopted_steps={"s"}, released={"c": 1}))
+    plan = plan_of(manifest, records, Criteria("new", adopted_steps={"s"}, released={"c": 1}))
     assert reasons(plan) == {"b": "changed", "c": "retry", "e": "new"}
     assert plan.adopted.to_pylist() == ["a"]
     assert (plan.counts["adopted"], plan.counts["unchanged"]) == (1, 0)
-    other = make_plan(manifest, records, Criteria("new", adopted_steps={"t"}))
+    other = plan_of(manifest, records, Criteria("new", adopted_steps={"t"}))
     assert other.adopted.to_pylist() == []
     assert "adopted" not in other.counts

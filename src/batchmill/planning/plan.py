@@ -1,6 +1,6 @@
 """Decide what a run has to do: manifest + state + step -> plan. Pure: it touches no file."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from batchmill.ledger.state import COPIED, MISSING, WITHDRAWN
 from batchmill.manifest import Manifest
 from batchmill.planning.decisions import ADOPTED, DECISIONS, REASONS, UNREADABLE, Criteria, decide
-from batchmill.storage.large_tables import collected, count_values, select, take
+from batchmill.storage.large_tables import Column, collected, count_values, select, take
 from batchmill.storage.name_search import rows_of
 
 PLANNED_COLUMNS = (*COPIED, "outputs", "absence")
@@ -62,34 +62,44 @@ class Plan:
 
 
 class Matched(NamedTuple):
-    """The records of the inputs of a manifest, row for row.
+    """The records of a ledger, compared with the inputs of a manifest.
 
     Attributes:
-        rows: The row of each input's record in the ledger's records, null without one.
-        done: The records, rows of nulls for inputs without one.
+        done: The record of each input, a row of nulls without one.
+        unlisted: The records of inputs that the manifest does not list.
     """
 
-    rows: pa.Array
+    unlisted: pa.Table
     done: pa.Table
 
 
-def make_plan(
-    manifest: Manifest, records: pa.Table, criteria: Criteria, *, matched: Matched | None = None
-) -> Plan:
+def match_records(records: pa.Table, inputs: pa.Table) -> Matched:
+    """Find the record of each input, and the records without an input.
+
+    Args:
+        records: The ledger's records, with at least PLANNED_COLUMNS. If the step takes rows, also
+        inputs: The manifest's inputs.
+    """
+    rows = rows_of(inputs["input"], records["input"])
+    is_unlisted = np.ones(len(records), bool)
+    is_unlisted[rows.drop_null().to_numpy()] = False
+    # The parts of a plan follow the order of the manifest, so the records are sorted once.
+    return Matched(take(records, rows), select(records, is_unlisted))
+
+
+def make_plan(manifest: Manifest, matched: Matched, criteria: Criteria) -> Plan:
     """Compare the inputs of a manifest with the records of a ledger.
 
     Args:
         manifest: The checked manifest.
-        records: The ledger's records, with at least PLANNED_COLUMNS. If the step takes rows, also
+        matched: The records, as `match_records` returns them for this manifest.
             `carried`.
         criteria: The rules of the decision.
-        matched: The result of `match_records`, if it was already called.
 
     Returns:
         The plan.
     """
-    names = manifest.inputs["input"]
-    matched = matched or match_records(records, manifest.inputs)
+    names, unlisted = manifest.inputs["input"], matched.unlisted
     contents = criteria.changes.contents
     if contents is None:
         contents = pa.nulls(len(manifest), pa.string())
@@ -110,18 +120,23 @@ def make_plan(
     is_pending = pc.is_in(reason, value_set=pa.array(REASONS))
     is_done = pc.invert(is_pending)
     is_touched = pc.and_(decided["is_touched"], is_done)
-    withdrawn, young = _unlisted(records, matched.rows, manifest)
+    # A file that was left out because it is too young still exists.
+    is_young = pc.is_in(unlisted["input"], value_set=manifest.too_young)
+    withdrawn = unlisted["input"].filter(pc.invert(is_young))
     has_other_step = pc.not_equal(decided["step"], criteria.step_identity)
     counted = count_values(reason)
     resolved = pc.if_else(is_unreadable, MISSING, decided["outcome"])
     planned = manifest.inputs.append_column("position", pa.array(np.arange(len(manifest))))
     return Plan(
         pending=select(planned.append_column("reason", reason), is_pending),
-        withdrawn=withdrawn["input"],
+        withdrawn=withdrawn,
         touched=_chosen(names, is_touched),
         adopted=_chosen(names, is_adopted),
         unreadable=_chosen(names, is_unreadable),
-        absences=_absences(names, decided["absence"], is_unreadable, withdrawn, young),
+        absences=_changed_absences(
+            (names, pc.if_else(is_unreadable, MISSING, _PRESENT), decided["absence"]),
+            (unlisted["input"], pc.if_else(is_young, _PRESENT, _WITHDRAWN), unlisted["absence"]),
+        ),
         counts={
             **{name: counted[name] for name in (*REASONS, "quarantined", "unchanged")},
             "withdrawn": len(withdrawn),
@@ -132,49 +147,13 @@ def make_plan(
     )
 
 
-def match_records(records: pa.Table, inputs: pa.Table) -> Matched:
-    """Find the record of each input.
+def _changed_absences(*columns: Sequence[Column]) -> pa.Table:
+    """Return `input` and `absence` of the records whose absence has changed.
 
     Args:
-        records: The ledger's records.
-        inputs: The manifest's inputs.
+        *columns: The input, the absence and the recorded absence of some records each.
     """
-    rows = rows_of(inputs["input"], records["input"])
-    # The parts of a plan follow the order of the manifest, so the records are sorted once.
-    return Matched(rows, take(records, rows))
-
-
-def _unlisted(
-    known: pa.Table, record_rows: pa.Array, manifest: Manifest
-) -> tuple[pa.Table, pa.Table]:
-    """Return the records of inputs that the manifest no longer lists, and of those too young.
-
-    A file that was left out because it is too young still exists.
-    """
-    is_listed = np.zeros(len(known), bool)
-    is_listed[record_rows.drop_null().to_numpy()] = True
-    unlisted = select(known, ~is_listed)
-    is_young = pc.is_in(unlisted["input"], value_set=manifest.too_young)
-    return unlisted.filter(pc.invert(is_young)), unlisted.filter(is_young)
-
-
-def _absences(
-    names: pa.ChunkedArray,
-    before: pa.ChunkedArray,
-    is_unreadable: pa.ChunkedArray,
-    withdrawn: pa.Table,
-    young: pa.Table,
-) -> pa.Table:
-    """Return `input` and `absence` of the records whose absence has changed."""
-    absence = pc.if_else(is_unreadable, MISSING, pa.scalar(None, pa.string()))
-    tables = [
-        pa.table([names, absence, before], schema=_ABSENCE),
-        *(
-            pa.table([one["input"], pa.repeat(now, len(one)), one["absence"]], schema=_ABSENCE)
-            for one, now in ((withdrawn, _WITHDRAWN), (young, _PRESENT))
-        ),
-    ]
-    both = pa.concat_tables(tables)
+    both = pa.concat_tables([pa.table([*some], schema=_ABSENCE) for some in columns])
     has_changed = pc.not_equal(both["absence"].fill_null(""), both["before"].fill_null(""))
     return select(both.select(["input", "absence"]), has_changed)
 

@@ -243,7 +243,7 @@ def _plan(
     forced_after = _forced_after(ledger) if options.force else None
     plan = make_plan(
         manifest,
-        records,
+        matched,
         Criteria(
             step.identity,
             takes_rows=step.takes_rows,
@@ -253,7 +253,6 @@ def _plan(
             forced_after=forced_after,
             adopted_steps=adopted,
         ),
-        matched=matched,
     )
     if not job.options.inputs.allow_missing:
         check_missing(job, manifest, plan)

@@ -20,7 +20,7 @@ from batchmill.options.groups import RunOptions
 from batchmill.outcome import one_line
 from batchmill.planning.batching import Cores, own_cores
 from batchmill.planning.decisions import Criteria
-from batchmill.planning.plan import PLANNED_COLUMNS, make_plan
+from batchmill.planning.plan import PLANNED_COLUMNS, make_plan, match_records
 from batchmill.planning.prepare import Prepared
 from batchmill.runs.run import Run, open_run
 from batchmill.security.credentials import granted
@@ -56,6 +56,7 @@ def discarded_job(prepared: Prepared, rows: pa.Array | pa.ChunkedArray, folder: 
     output, options = str(folder / "dataset"), prepared.job.options
     ledger = Ledger(open_store(output))
     nothing = State(ledger.store)
+    matched = match_records(nothing.records(PLANNED_COLUMNS), manifest.inputs)
     job = replace(
         prepared.job,
         output=output,
@@ -71,9 +72,7 @@ def discarded_job(prepared: Prepared, rows: pa.Array | pa.ChunkedArray, folder: 
         manifest=manifest,
         step=prepared.step,
         ledger=ledger,
-        plan=make_plan(
-            manifest, nothing.records(PLANNED_COLUMNS), Criteria(prepared.step.identity)
-        ),
+        plan=make_plan(manifest, matched, Criteria(prepared.step.identity)),
         state=nothing,
         changes=ledger.changes(),
         step_changes=(),

@@ -158,9 +158,9 @@ class RecordedVersion:
     def job(self, manifest: Manifest, records: pa.Table) -> Prepared:
         """Return a job over the inputs of some records. Its pending inputs have changed."""
         spec, step = self.spec, self.step
-        done = match_records(records, manifest.inputs)
+        matched = match_records(records, manifest.inputs)
         found = detect_changes(
-            manifest, done.done, {step.identity}, self.ledger.store, folders=spec.folders
+            manifest, matched.done, {step.identity}, self.ledger.store, folders=spec.folders
         )
         # A missing output is no reason not to make it again.
         criteria = Criteria(step.identity, changes=FileChanges(contents=found.contents))
@@ -183,7 +183,7 @@ class RecordedVersion:
             manifest=manifest,
             step=step,
             ledger=self.ledger,
-            plan=make_plan(manifest, records, criteria, matched=done),
+            plan=make_plan(manifest, matched, criteria),
             state=self.state,
             changes=(),
             step_changes=(),
