@@ -10,6 +10,7 @@ from batchmill.errors import LedgerError, OptionError
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.state import State
 from batchmill.options.failure_policy import FailurePolicy
+from batchmill.planning.change_check import ChangeCheck
 from batchmill.planning.job import Job
 from batchmill.planning.plan import Plan
 from batchmill.planning.plan_file import PlanFile
@@ -52,35 +53,36 @@ class EarlierSteps:
                 "To replace the results, add --replace-step."
             )
 
-    def accepted(self, step: Step) -> set[str]:
+    def accepted(self, step: Step) -> frozenset[str]:
         """Return the earlier versions of the step that differ only in their code.
 
         Raises:
             OptionError: All versions with an `ok` outcome differ in more, so none can be accepted.
         """
-        steps, reason = self.versions_of(step)
-        if reason:
+        check = self.versions_of(step)
+        if check.reason:
             raise OptionError(
-                f"--accept-change: no outcome can be kept, because {reason}. The option accepts "
-                "only a change of the step's code. Drop it to execute the inputs again."
+                f"--accept-change: no outcome can be kept, because {check.reason}. The option "
+                "accepts only a change of the step's code. Drop it to execute the inputs again."
             )
-        return steps
+        return check.steps
 
-    def versions_of(self, step: Step) -> tuple[set[str], str]:
+    def versions_of(self, step: Step) -> ChangeCheck:
         """Return the versions with an `ok` outcome that differ from the step only in their code.
 
-        If all versions differ in more, also return what else differs.
+        If all versions differ in more, the `reason` is what else differs.
         """
         others = {one: self._described[one] for one in self._results if one != step.identity}
-        found = {
+        found = frozenset(
             one
             for one, before in others.items()
             if before and has_same_settings(before, step.description)
-        }
+        )
         if not others or found or step.identity in self._results:
-            return found, ""
+            return ChangeCheck(steps=found)
         before = next(filter(None, others.values()), None)
-        return found, differences(before, step.description)[0] if before else "its step is unknown"
+        what = differences(before, step.description)[0] if before else "its step is unknown"
+        return ChangeCheck(reason=what)
 
     def changes(self, step: Step, plan: Plan) -> list[str]:
         """Describe the changes since the step that has the most records."""

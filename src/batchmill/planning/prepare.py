@@ -195,8 +195,7 @@ def plan_with(prepared: Prepared, check: ChangeCheck) -> Prepared:
 
 def code_changes(prepared: Prepared) -> ChangeCheck:
     """Return the earlier versions of the step that differ only in their code, or why none does."""
-    steps, reason = EarlierSteps(prepared.ledger, prepared.state).versions_of(prepared.step)
-    return ChangeCheck(steps=frozenset(steps), reason=reason)
+    return EarlierSteps(prepared.ledger, prepared.state).versions_of(prepared.step)
 
 
 def _read_manifest(job: Job, listed: ManifestLike | None = None) -> Manifest:
@@ -234,9 +233,9 @@ def _plan(
     if not options.replace_step:
         earlier.check_same(job)
     matched = match_records(records, manifest.inputs)
-    adopted = earlier.accepted(step) if options.accept_change else set[str]()
+    adopted = earlier.accepted(step) if options.accept_change else frozenset[str]()
     if check and check.is_equal:
-        adopted = set(check.steps)
+        adopted = check.steps
     file_changes = detect_changes(
         manifest, matched.done, {step.identity, *adopted}, ledger.store, folders=job.is_over_folders
     )
