@@ -132,11 +132,10 @@ def _policies_of(ledger: Ledger, runs: list[int]) -> Mapping[int, FailurePolicy]
     """Return the failure policy of each run whose plan still exists."""
     policies = {}
     for run in runs:
-        plan = PlanFile(ledger, run)
-        if ledger.store.exists(plan.settings_name):
-            with suppress(LedgerError):  # `verify` reports a damaged plan. It stops no run.
-                policy = plan.settings()["policy"]
-                policies[run] = FailurePolicy(
-                    timeout=policy["timeout"], memory_limit=policy["memory_limit"]
-                )
+        # The plan may have been removed. `verify` reports a damaged plan. It stops no run.
+        with suppress(LedgerError):
+            policy = PlanFile(ledger, run).settings()["policy"]
+            policies[run] = FailurePolicy(
+                timeout=policy["timeout"], memory_limit=policy["memory_limit"]
+            )
     return policies
