@@ -99,10 +99,10 @@ def _as_json(planned: PlanResult) -> dict[str, object]:
 
 def partitions_as_json(prepared: Prepared) -> dict[str, object]:
     """Return the inputs per partition and stratum, and warnings. Empty without partitions."""
-    how, manifest = prepared.job.partitioning, prepared.manifest
-    if how is None or manifest.groups is None or manifest.partition is None:
+    how, groups, found = prepared.job.partitioning, prepared.manifest.groups, prepared.partition
+    if how is None or groups is None or found is None:
         return {}
-    strata = count_strata(manifest.partition, manifest.groups, how)
+    strata = count_strata(found, groups, how)
     counts = partitions_of(prepared)
     return {
         "partitions": counts,

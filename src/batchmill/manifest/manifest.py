@@ -35,7 +35,6 @@ class Manifest:
             process may still be writing them.
         groups: The groups of the inputs, as `read_groups` returns them. None without a
             partitioning.
-        partition: The partition of each row, once it is decided.
         dataset: The folder or URL of the dataset that is the manifest. Empty for other manifests.
         version: The number of the version of that dataset. 0 without one.
     """
@@ -47,7 +46,6 @@ class Manifest:
     companions: Mapping[str, pa.Table] = field(default_factory=dict)
     too_young: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
     groups: pa.Table | None = None
-    partition: pa.Array | None = None
     dataset: str = ""
     version: int = 0
 
@@ -60,7 +58,7 @@ class Manifest:
             yield start, self._part(methodcaller("slice", start, SLICE_ROWS))
 
     def take(self, rows: pa.Array | pa.ChunkedArray) -> "Manifest":
-        """Return a manifest of some rows, without groups and partitions."""
+        """Return a manifest of some rows, without groups."""
         return self._part(methodcaller("take", rows))
 
     def _part(self, cut: Callable[[pa.Table], pa.Table]) -> "Manifest":
@@ -72,7 +70,6 @@ class Manifest:
             manifest_columns=cut(columns) if columns.num_columns else columns,
             companions={name: cut(table) for name, table in self.companions.items()},
             groups=None,
-            partition=None,
         )
 
     def missing_files(self, names: pa.ChunkedArray) -> list[str]:

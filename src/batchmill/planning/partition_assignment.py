@@ -1,9 +1,8 @@
 """Assign the inputs of a job to partitions, with the earlier assignments of its dataset."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -11,76 +10,63 @@ import pyarrow.compute as pc
 
 from batchmill.errors import OptionError
 from batchmill.layout import MADE_FROM, PARTITION_COLUMN
-from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.state import State
 from batchmill.manifest import Manifest
 from batchmill.partitions.groups import inherited_groups, read_groups
 from batchmill.partitions.partitioning import GROUPS, Partitioning, assign, given_by_key
-from batchmill.partitions.record import SCHEMA, Assignment, last_assignment
+from batchmill.partitions.record import SCHEMA, Assignment
 from batchmill.storage.large_tables import with_column
 
-
-class Division(NamedTuple):
-    """The manifest with its partitions, the assignment to record, and the changed options."""
-
-    manifest: Manifest
-    assignment: Assignment | None = None
-    changes: Sequence[str] = ()
+# A name, and the columns of GROUPS.
+_NAMED_GROUPS = GROUPS.insert(0, pa.field("input", pa.string()))
 
 
-class _Withdrawn(NamedTuple):
-    """The inputs that have a record, but are not in the manifest."""
+def reasons_to_reassign(last: Assignment | None, partitioning: Partitioning) -> list[str]:
+    """Return the changed options because of which all groups are assigned again.
 
-    names: pa.Array
-    groups: pa.Table
+    Without strata, a partition does not depend on earlier ones.
+    """
+    if last is None or partitioning.stratify is None:
+        return []
+    return partitioning.changes_since(last.partitioning)
 
 
-def divide_manifest(
-    ledger: Ledger, state: State, manifest: Manifest, partitioning: Partitioning
-) -> Division:
+def assign_manifest(
+    last: Assignment | None, state: State, manifest: Manifest, partitioning: Partitioning
+) -> Assignment:
     """Assign each row of a manifest to a partition, and each withdrawn input.
 
     Args:
-        ledger: The ledger of the dataset, with the earlier assignments.
+        last: The last assignment of the dataset. None without one.
         state: The state of the dataset.
         manifest: The manifest with its groups.
         partitioning: The options.
 
     Returns:
-        The division. Its assignment has the manifest's inputs first, in the same order.
+        The assignment. It has the manifest's inputs first, in the same order.
 
     Raises:
-        LedgerError: An earlier assignment cannot be read.
+        LedgerError: An assignment of the dataset that is the manifest cannot be read.
     """
-    if manifest.groups is None:
-        return Division(manifest)
-    last = last_assignment(ledger)
-    is_same = last is not None and not partitioning.changes_since(last.partitioning)
-    same = last if is_same else None
+    is_kept = partitioning.stratify is not None and not reasons_to_reassign(last, partitioning)
+    kept = last if is_kept else None
     withdrawn = _withdrawn(state, manifest, partitioning, last)
-    valid = _without_overruled(withdrawn.groups, manifest.groups, partitioning)
-    groups = pa.concat_tables([manifest.groups, valid])
-    names = pa.chunked_array([*manifest.inputs["input"].chunks, withdrawn.names], pa.string())
-    partition = assign(groups, partitioning, same.by_group() if same else {})
+    valid = _without_overruled(withdrawn, manifest.groups, partitioning)
+    groups = pa.concat_tables([manifest.groups, valid.select(GROUPS.names)])
+    inputs = [*manifest.inputs["input"].chunks, *valid["input"].chunks]
+    names = pa.chunked_array(inputs, pa.string())
+    partition = assign(groups, partitioning, kept.by_group() if kept else {})
     given = pc.is_in(groups["group"], value_set=pa.array(list(given_by_key(groups)), pa.string()))
     rows = pa.table([names.combine_chunks(), groups["group"], partition, given], schema=SCHEMA)
-    changes: list[str] = []
-    if partitioning.stratify is not None:
-        if same:
-            rows = pa.concat_tables([rows, _gone(same.rows, rows)])
-        elif last:
-            changes = partitioning.changes_since(last.partitioning)
-    return Division(
-        manifest=replace(manifest, partition=partition.slice(0, len(manifest))),
-        assignment=Assignment(partitioning=partitioning, rows=rows),
-        changes=changes,
-    )
+    if kept:
+        rows = pa.concat_tables([rows, _gone(kept.rows, rows)])
+    return Assignment(partitioning=partitioning, rows=rows)
 
 
 def _withdrawn(
     state: State, manifest: Manifest, partitioning: Partitioning, recorded: Assignment | None
-) -> _Withdrawn:
-    """Return the groups of inputs that are not in the manifest.
+) -> pa.Table:
+    """Return the names and the groups of inputs that have a record, but are not in the manifest.
 
     An input stays in its recorded group, unless the dataset that is the manifest has another one
     for it. If the group column is another one, or if there is no assignment yet, the columns of the
@@ -102,21 +88,19 @@ def _withdrawn(
     has_same_groups = recorded and recorded.partitioning.group_by == partitioning.group_by
     for row, name in enumerate(names.to_pylist()):
         if name in before:
-            key, partition, is_given = before[name]
-            given[row] = partition if is_given else None
+            group = before[name]
+            given[row] = group["partition"] if group["given"] else None
             if has_same_groups and carried[row].get(MADE_FROM) not in (inherited or {}):
-                keys[row] = key
-    return _Withdrawn(names, pa.table([keys, groups["stratum"], given], schema=GROUPS))
+                keys[row] = group["group"]
+    return pa.table([names, keys, groups["stratum"], given], schema=_NAMED_GROUPS)
 
 
-def _recorded(recorded: Assignment | None, names: pa.Array) -> dict[str, tuple[str, str, bool]]:
-    """Return the recorded group of some inputs, its partition, and whether it was given."""
+def _recorded(recorded: Assignment | None, names: pa.Array) -> dict[str, dict[str, Any]]:
+    """Return the recorded rows of some inputs, by their names."""
     if recorded is None:
         return {}
     rows = recorded.rows.filter(pc.is_in(recorded.rows["input"], value_set=names))
-    return {
-        row["input"]: (row["group"], row["partition"], row["given"]) for row in rows.to_pylist()
-    }
+    return {row["input"]: row for row in rows.to_pylist()}
 
 
 def _without_overruled(groups: pa.Table, listed: pa.Table, partitioning: Partitioning) -> pa.Table:
@@ -137,11 +121,10 @@ def without_withdrawn(assignment: Assignment, manifest: Manifest) -> Assignment:
 
     With strata, their groups stay. They may be listed again.
     """
-    rows = assignment.rows
-    listed = rows.slice(0, len(manifest))
+    rows = assignment.rows.slice(0, len(manifest))
     if assignment.partitioning.stratify is not None:
-        return replace(assignment, rows=pa.concat_tables([listed, _gone(rows, listed)]))
-    return replace(assignment, rows=listed)
+        rows = pa.concat_tables([rows, _gone(assignment.rows, rows)])
+    return replace(assignment, rows=rows)
 
 
 def _gone(before: pa.Table, now: pa.Table) -> pa.Table:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchmill.layout import PARTITION_COLUMN
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_output
 from batchmill.ledger.proofs import Adoption
 from batchmill.ledger.state import State
 from batchmill.manifest import Manifest, ManifestLike, load_manifest
 from batchmill.manifest.records import listed_manifest
-from batchmill.partitions.record import Assignment
+from batchmill.partitions.record import Assignment, last_assignment
 from batchmill.planning.batching import Cores, Layout, plan_shards
 from batchmill.planning.change_check import ChangeCheck
 from batchmill.planning.change_detection import detect_changes
@@ -29,7 +30,7 @@ from batchmill.planning.job_checks import (
     fitted,
     load_schemas,
 )
-from batchmill.planning.partition_assignment import Division, check_rows, divide_manifest
+from batchmill.planning.partition_assignment import assign_manifest, check_rows, reasons_to_reassign
 from batchmill.planning.plan import PLANNED_COLUMNS, Plan, make_plan, match_records
 from batchmill.planning.sample import sampled
 from batchmill.security.allowlist import check_step
@@ -103,6 +104,13 @@ class Prepared:
         adoption = self.adoption()
         what = "Accepted change" if adoption else "Re-running all inputs"
         return [*([adoption.text] if adoption else []), *(f"{what}: {line}." for line in shown)]
+
+    @property
+    def partition(self) -> pa.ChunkedArray | None:
+        """The partition of each input of the manifest. None without partitions."""
+        if self.assignment is None:
+            return None
+        return self.assignment.rows[PARTITION_COLUMN].slice(0, len(self.manifest))
 
     @property
     def is_remote(self) -> bool:
@@ -257,15 +265,17 @@ def _plan(
         check_missing(job, manifest, plan)
     if options.sample:
         plan = sampled(plan, manifest, options.sample)
-    division = Division(manifest)
+    assignment, partition_changes = None, list[str]()
     if job.partitioning:
         # These recorded rows are replaced or withdrawn, so they need no check.
         unchecked = [*plan.pending["input"].chunks, *plan.withdrawn.chunks]
         check_rows(state.not_of(pa.chunked_array(unchecked, pa.string())))
-        division = divide_manifest(ledger, state, manifest, job.partitioning)
+        last = last_assignment(ledger)
+        partition_changes = reasons_to_reassign(last, job.partitioning)
+        assignment = assign_manifest(last, state, manifest, job.partitioning)
     return Prepared(
         job=job,
-        manifest=division.manifest,
+        manifest=manifest,
         step=step,
         ledger=ledger,
         plan=plan,
@@ -273,8 +283,8 @@ def _plan(
         changes=changes,
         step_changes=earlier.changes(step, plan),
         forced_after=forced_after,
-        assignment=division.assignment,
-        partition_changes=division.changes,
+        assignment=assignment,
+        partition_changes=partition_changes,
         change_check=check,
     )
 

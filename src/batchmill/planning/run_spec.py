@@ -191,7 +191,7 @@ def _planned_rows(pending: pa.Table, manifest: Manifest) -> pa.Table:
 
 def partitions_of(prepared: Prepared) -> dict[str, int]:
     """Count a manifest's inputs by partition. Empty without partitions."""
-    how, found = prepared.job.partitioning, prepared.manifest.partition
+    how, found = prepared.job.partitioning, prepared.partition
     return count_partitions(found, how) if how and found is not None else {}
 
 

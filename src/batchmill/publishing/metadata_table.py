@@ -70,12 +70,10 @@ def metadata_table(records: pa.Table, manifest: Manifest, declared: Mapping[str,
     _warn_of_mixed_types(kinds)
     found = _names(chunks, _VALUES)
     names = dict.fromkeys(["input", *(["output"] if "output" in found else [])])
-    if (
-        manifest.partition is not None
-        and PARTITION_COLUMN not in manifest.manifest_columns.column_names
-    ):
+    own = manifest.manifest_columns.column_names
+    if PARTITION_COLUMN in records.column_names and PARTITION_COLUMN not in own:
         names[PARTITION_COLUMN] = None
-    names |= dict.fromkeys([*manifest.manifest_columns.column_names, *found])
+    names |= dict.fromkeys([*own, *found])
     columns = {name: _column(_parts_of(f"{_VALUES}{name}", chunks)) for name in names}
     columns |= {
         name: as_vectors(with_known_type(columns[name], kind))

@@ -116,8 +116,8 @@ def _made_of(prepared: Prepared, state: str, declared: Mapping[str, str]) -> str
     manifest, assignment = prepared.manifest, prepared.assignment
     columns = [manifest.inputs["input"], *manifest.manifest_columns.columns]
     names = ["the input", *manifest.manifest_columns.column_names]
-    if manifest.partition is not None:
-        columns, names = [*columns, manifest.partition], [*names, "its partition"]
+    if prepared.partition is not None:
+        columns, names = [*columns, prepared.partition], [*names, "its partition"]
     table = pa.Table.from_arrays(columns, names)
     types = [f"{name}:{kind}" for name, kind in declared.items()]
     young = manifest.too_young.to_pylist()
@@ -166,7 +166,7 @@ def make_tables(
     records = state.select(is_shown).records(["input", "rows", "outputs", "result_run"])
     records = records.append_column("position", position.filter(is_shown.combine_chunks()))
     records = take(records, _in_order(records))
-    if manifest.partition is not None:
+    if assignment is not None:
         records = records.append_column(PARTITION_COLUMN, _assigned(assignment, records["input"]))
     metadata = metadata_table(records, manifest, declared or {})
     return Tables(metadata, read_failures(state).table)
@@ -202,10 +202,8 @@ def _write_csv(table: pa.Table, file: HashingFile) -> None:
     pcsv.write_csv(for_csv(table), file)
 
 
-def _assigned(assignment: Assignment | None, names: pa.ChunkedArray) -> pa.ChunkedArray:
+def _assigned(assignment: Assignment, names: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the partition of each input."""
-    if assignment is None:
-        return pa.chunked_array([pa.nulls(len(names), pa.string())])
     rows = assignment.rows
     return rows[PARTITION_COLUMN].take(rows_of(names, rows["input"]))
 
