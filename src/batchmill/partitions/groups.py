@@ -1,7 +1,6 @@
 """Read the groups of a manifest's inputs, and the partitions that the manifest assigns."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -52,18 +51,15 @@ def read_groups(
         A table with the schema `GROUPS`. An input without a value in the group column is a group of
         its own.
     """
-    names = names.to_pylist()
-    keys = [key_of_input(name) for name in names]
+    nothing: list[str | None] = [None] * len(frame)
+    shared = nothing
     if partitioning.group_by is not None:
         texts = texts_of(frame[partitioning.group_by])
-        keys = [
-            key if text is None else key_of_group(text)
-            for key, text in zip(keys, texts, strict=True)
-        ]
+        shared = [None if text is None else key_of_group(text) for text in texts]
     elif inherited is not None:
-        found = inherited_keys(frame, inherited)
-        keys = [key or own for key, own in zip(found, keys, strict=True)]
-    nothing: list[str | None] = [None] * len(frame)
+        shared = inherited_keys(frame, inherited)
+    pairs = zip(shared, names.to_pylist(), strict=True)
+    keys = [key_of_input(name) if key is None else key for key, name in pairs]
     strata = nothing if partitioning.stratify is None else texts_of(frame[partitioning.stratify])
     given = texts_of(frame[PARTITION_COLUMN]) if PARTITION_COLUMN in frame.columns else nothing
     return pa.table([keys, strata, given], schema=GROUPS)
@@ -158,14 +154,10 @@ def inherited_keys(frame: pd.DataFrame, recorded: Mapping[str, str]) -> list[str
         input of the chain. None for a row that is not made from another input.
     """
     keys: list[str | None] = []
-    columns = (_column(frame, MADE_FROM), _column(frame, ORIGINAL_INPUT))
-    for made_from, original in zip(*columns, strict=True):
+    chains = frame.reindex(columns=[MADE_FROM, ORIGINAL_INPUT])
+    for made_from, original in chains.itertuples(index=False):
         key = recorded.get(made_from)
         if key is None and not is_missing(made_from):
             key = key_of_input(str(made_from if is_missing(original) else original))
         keys.append(key)
     return keys
-
-
-def _column(frame: pd.DataFrame, name: str) -> list[Any]:
-    return frame[name].tolist() if name in frame.columns else [None] * len(frame)

@@ -195,16 +195,13 @@ def assign(
     """
     coded = groups["group"].combine_chunks().dictionary_encode()
     keys: list[str] = coded.dictionary.to_pylist()
-    fixed = dict(known or {}) if partitioning.stratify is not None else {}
-    fixed |= given_by_key(groups)
+    given = given_by_key(groups)
     if partitioning.stratify is None:
-        found = [
-            fixed.get(key, hashed)
-            for key, hashed in zip(keys, by_hash(keys, partitioning), strict=True)
-        ]
+        pairs = zip(keys, by_hash(keys, partitioning), strict=True)
+        found = [given.get(key, hashed) for key, hashed in pairs]
     else:
         strata = _stratum_of_each(groups["stratum"], coded)
-        dealt = _deal(keys, strata, fixed, partitioning)
+        dealt = _deal(keys, strata, {**(known or {}), **given}, partitioning)
         found = [dealt[key] for key in keys]
     return pa.array(found, pa.string()).take(coded.indices)
 
