@@ -9,7 +9,7 @@ from batchmill.outcome import Outcome
 from batchmill.planning.batching import Cores
 from batchmill.planning.plan_file import PlanFile
 from batchmill.planning.prepare import prepare
-from batchmill.planning.run_spec import as_planned, read_inputs
+from batchmill.planning.run_spec import as_planned
 from batchmill.runs.run import open_run
 
 OUTCOMES = {"a.txt": "timeout", "b.txt": "oom", "c.txt": "failed", "d.txt": "ok"}
@@ -27,7 +27,7 @@ def record_outcomes(job):
     """Record a run of the job in which the inputs had `OUTCOMES`. Returns the ledger."""
     with open_run(prepare(job)) as run:
         run.divide(Cores(total=1, node=1))
-        planned = read_inputs(run.ledger, run.number, 0, run.pending)
+        planned = PlanFile(run.ledger, run.number).rows(0, run.pending)
         records = []
         for row, name in enumerate(planned["input"].to_pylist()):
             outcome = Outcome(name, name, OUTCOMES[name], 1, 0.1, 1.0, "here")

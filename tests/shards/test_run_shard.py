@@ -26,8 +26,9 @@ from batchmill.options.groups import ExecutionOptions, JobSettings
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Cores, plan_shards
 from batchmill.planning.job import make_job
+from batchmill.planning.plan_file import PlanFile
 from batchmill.planning.prepare import prepare
-from batchmill.planning.run_spec import read_inputs, write_run_plan
+from batchmill.planning.run_spec import write_run_plan
 from batchmill.publishing.summary import failure_message
 from batchmill.runs.execute import execute
 from batchmill.runs.progress import RunWatcher
@@ -277,7 +278,7 @@ def test_the_plan_file_keeps_manifest_columns_with_their_inputs(words, tmp_path)
         np.array([1, 4, 2, 3]), ExecutionOptions(batch_size=1), Cores(total=1, node=1)
     )
     write_run_plan(prepared, 1, layout)
-    rows = read_inputs(prepared.ledger, 1, 0, 4).to_pylist()
+    rows = PlanFile(prepared.ledger, 1).rows(0, 4).to_pylist()
     assert {row["input"]: row["carried"] for row in rows} == {
         "a.txt": {"n": 1},
         "b.txt": {"n": 2},

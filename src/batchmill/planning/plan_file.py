@@ -82,14 +82,11 @@ class PlanFile:
         """Return the number of inputs."""
         return int(self._content()["rows"])
 
-    def rows(self, start: int = 0, stop: int | None = None) -> pa.Table:
-        """Return the rows `start` up to `stop`, by default all."""
+    def rows(self, start: int, stop: int) -> pa.Table:
+        """Return the rows `start` up to `stop`."""
         first = start // ROWS_PER_STREAM
-        end = None if stop is None else max(first + 1, -(-stop // ROWS_PER_STREAM))
-        tables = list(self.streams(first, end))
-        return pa.concat_tables(tables).slice(
-            start - first * ROWS_PER_STREAM, None if stop is None else stop - start
-        )
+        tables = self.streams(first, max(first + 1, -(-stop // ROWS_PER_STREAM)))
+        return pa.concat_tables(tables).slice(start - first * ROWS_PER_STREAM, stop - start)
 
     def names(self) -> pa.ChunkedArray:
         """Return the names of all inputs."""

@@ -213,11 +213,6 @@ def spec_of(values: Mapping[str, Any]) -> RunSpec:
     )
 
 
-def read_inputs(ledger: Ledger, run: int, start: int, stop: int) -> pa.Table:
-    """Read the rows `start` up to `stop` of a run's plan."""
-    return PlanFile(ledger, run).rows(start, stop)
-
-
 def some_inputs(ledger: Ledger, run: int, count: int) -> list[str]:
     """Return the paths or URLs of a few planned inputs whose files existed at planning."""
     root = read_spec(ledger, run).root

@@ -12,13 +12,13 @@ from batchmill.layout import PICKLED_STEP
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
 from batchmill.planning.decisions import encode_manifest_columns
+from batchmill.planning.plan_file import PlanFile
 from batchmill.planning.run_spec import (
     RunSpec,
     carried_rows,
     companion_digests,
     companions_of,
     looks_of,
-    read_inputs,
     read_spec,
 )
 from batchmill.security.allowlist import check_step
@@ -51,7 +51,7 @@ class ShardInputs:
         self.shard = shard
         self.spec = spec = read_spec(ledger, shard.run)
         with ThreadPoolExecutor(1) as pool:
-            rows = pool.submit(read_inputs, ledger, shard.run, shard.start, shard.stop)
+            rows = pool.submit(PlanFile(ledger, shard.run).rows, shard.start, shard.stop)
             self.step, planned = load_planned_step(ledger, spec, shard.pickle_digest)
         self.table = rows.result()
         self.plan_rows: Sequence[int] = range(shard.start, shard.stop)

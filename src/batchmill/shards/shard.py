@@ -13,7 +13,8 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
 from batchmill.outcome import Outcome
 from batchmill.planning.decisions import encode_manifest_columns
-from batchmill.planning.run_spec import as_planned, carried_rows, read_inputs, read_spec
+from batchmill.planning.plan_file import PlanFile
+from batchmill.planning.run_spec import as_planned, carried_rows, read_spec
 from batchmill.storage import open_store
 from batchmill.workers.input_table import History
 
@@ -66,10 +67,8 @@ def unfinished(shards: Sequence[Shard]) -> list[list[int]]:
     """Return the plan's row numbers without an outcome yet, as one list per shard."""
     ledger = Ledger(open_store(shards[0].dataset))
     recorded = recorded_in(ledger, shards[0].run)
-    return [
-        left_in(read_inputs(ledger, shard.run, shard.start, shard.stop), shard, recorded)[1]
-        for shard in shards
-    ]
+    plan = PlanFile(ledger, shards[0].run)
+    return [left_in(plan.rows(shard.start, shard.stop), shard, recorded)[1] for shard in shards]
 
 
 def place_of(shard: Shard) -> str | None:
@@ -122,7 +121,7 @@ def give_up(shard: Shard, reason: str) -> str | None:
     seen = History(*ledger.control.read_attempts(shard.run).get(row, ()))
     if seen.faults <= spec.policy.retries:
         return None
-    table = read_inputs(ledger, shard.run, row, row + 1)
+    table = PlanFile(ledger, shard.run).rows(row, row + 1)
     (name,), (identifier,) = table["input"].to_pylist(), table["input_id"].to_pylist()
     outcome = Outcome(
         input=name,

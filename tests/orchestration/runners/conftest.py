@@ -13,8 +13,8 @@ from batchmill.ledger.parts import Origin
 from batchmill.orchestration.runners.shard_runner import ShardRunner
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Cores
+from batchmill.planning.plan_file import PlanFile
 from batchmill.planning.prepare import prepare
-from batchmill.planning.run_spec import read_inputs
 from batchmill.runs.run import open_run
 from batchmill.shards.shard import Shard
 from batchmill.storage import open_store
@@ -109,7 +109,7 @@ def commit():
 
     def commit(shard: Shard, start: int, stop: int) -> None:
         ledger = Ledger(open_store(shard.dataset))
-        table = read_inputs(ledger, shard.run, start, stop)
+        table = PlanFile(ledger, shard.run).rows(start, stop)
         records = [
             (Outcome(name, name, "ok", 1, 0.1, 1.0, "host"), Origin("{}", "step", shard.run))
             for name in table["input"].to_pylist()
