@@ -113,17 +113,16 @@ class PlanFile:
 
     def damaged_file(self) -> str | None:
         """Return the name of the file that is damaged; None if there is no damage or no plan."""
-        if not self.ledger.store.exists(self.settings_name):
+        checked = self.settings_name
+        if not self.ledger.store.exists(checked):
             return None
         try:
             self._content()
-        except LedgerError:
-            return self.settings_name
-        try:
+            checked = self.rows_name
             for _ in self.streams():
                 pass
         except LedgerError:
-            return self.rows_name
+            return checked
         return None
 
     def _content(self) -> dict[str, Any]:
