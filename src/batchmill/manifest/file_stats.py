@@ -71,11 +71,10 @@ def stat_folders(names: pa.StringArray, root: str, faults: dict[int, str]) -> pa
     """Return folders as `stat_files` returns files, with the column FOLDER_DIGEST."""
     places = [join(root, name) if name is not None else "" for name in names.to_pylist()]
     found = in_threads(_look_into, places, remote.THREADS)
-    states: list[Fingerprint] = []
     for index, state in enumerate(found):
         if isinstance(state, str):
             faults.setdefault(index, f"{names[index].as_py()!r} {state}")
-        states.append(_NO_FOLDER if isinstance(state, str) else state)
+    states = [_NO_FOLDER if isinstance(state, str) else state for state in found]
     sizes = [state.size for state in states]
     times = [state.mtime_ns for state in states]
     nulls = [None] * len(names)
@@ -108,33 +107,28 @@ def _stat_local(
     # The loop runs once per input, so lookups are moved out of it.
     read_status = os.stat
     # Only some names are Python objects at a time. It limits the memory.
+        sizes, times, changes = [MISSING_SIZE] * len(chunk), [0] * len(chunk), [0] * len(chunk)
     for start in range(0, len(names), SLICE_ROWS):
-        sizes: list[int] = []
-        times: list[int] = []
-        changes: list[int] = []
         part = names.slice(start, SLICE_ROWS)
         chunk = part.to_pylist()
         for index in np.flatnonzero(is_remote[start : start + SLICE_ROWS]).tolist():
             if chunk[index] is not None and is_url(join(root, chunk[index])):
                 chunk[index] = None
-        for name in chunk:
-            size, time, change = MISSING_SIZE, 0, 0
-            if name is not None:
-                try:
-                    status = read_status(name if name[0] == "/" else prefix + name)
-                    size, time = status.st_size, status.st_mtime_ns
-                    change = status.st_ctime_ns
-                    if not stat.S_ISREG(status.st_mode):
-                        fault = "is not a regular file. Name a file."
-                        if stat.S_ISDIR(status.st_mode):
-                            fault = "is a folder. Name a file, or add --input-kind folder."
-                        faults.setdefault(start + len(sizes), f"{name!r} {fault}")
-                except OSError:
-                    pass
-            sizes.append(size)
-            times.append(time)
-            changes.append(change)
-        etags = pa.nulls(len(sizes), pa.string())
+        for row, name in enumerate(chunk):
+            if name is None:
+                continue
+            try:
+                status = read_status(name if name[0] == "/" else prefix + name)
+            except OSError:
+                continue
+            sizes[row], times[row] = status.st_size, status.st_mtime_ns
+            changes[row] = status.st_ctime_ns
+            if not stat.S_ISREG(status.st_mode):
+                fault = "is not a regular file. Name a file."
+                if stat.S_ISDIR(status.st_mode):
+                    fault = "is a folder. Name a file, or add --input-kind folder."
+                faults.setdefault(start + row, f"{name!r} {fault}")
+        etags = pa.nulls(len(chunk), pa.string())
         changed = pa.array(_as_array(changes), mask=np.array(sizes) == MISSING_SIZE)
         yield pa.table([part, sizes, _as_array(times), etags, changed], schema=FILES)
 
