@@ -28,9 +28,6 @@ _NO_FOLDER = Fingerprint(MISSING_SIZE, 0, "")
 # The columns of the tables of files: those of a listing, and the time of the last change.
 FILES = FOUND.set(0, pa.field("input", pa.string())).append(pa.field("ctime_ns", pa.int64()))
 
-# A further column for folders: the digest of the files of each.
-FOLDER_DIGEST = "folder_digest"
-
 
 def stat_files(
     names: Column, root: str, faults: dict[int, str], seen: Mapping[str, FileStat]
@@ -68,7 +65,7 @@ def stat_files(
 
 
 def stat_folders(names: pa.StringArray, root: str, faults: dict[int, str]) -> pa.Table:
-    """Return folders as `stat_files` returns files, with the column FOLDER_DIGEST."""
+    """Return folders as `stat_files` returns files, with `companions`: digests of their files."""
     places = [join(root, name) if name is not None else "" for name in names.to_pylist()]
     found = in_threads(_look_into, places, remote.THREADS)
     for index, state in enumerate(found):
@@ -80,7 +77,7 @@ def stat_folders(names: pa.StringArray, root: str, faults: dict[int, str]) -> pa
     nulls = [None] * len(names)
     table = pa.table([names, sizes, times, nulls, nulls], schema=FILES)
     digests = pa.array([state.companions for state in states], pa.string())
-    return table.append_column(FOLDER_DIGEST, digests)
+    return table.append_column("companions", digests)
 
 
 def _look_into(place: str) -> Fingerprint | str:
@@ -107,10 +104,10 @@ def _stat_local(
     # The loop runs once per input, so lookups are moved out of it.
     read_status = os.stat
     # Only some names are Python objects at a time. It limits the memory.
-        sizes, times, changes = [MISSING_SIZE] * len(chunk), [0] * len(chunk), [0] * len(chunk)
     for start in range(0, len(names), SLICE_ROWS):
         part = names.slice(start, SLICE_ROWS)
         chunk = part.to_pylist()
+        sizes, times, changes = [MISSING_SIZE] * len(chunk), [0] * len(chunk), [0] * len(chunk)
         for index in np.flatnonzero(is_remote[start : start + SLICE_ROWS]).tolist():
             if chunk[index] is not None and is_url(join(root, chunk[index])):
                 chunk[index] = None

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -13,13 +13,7 @@ from batchmill.layout import OUTPUT_COLUMN
 from batchmill.manifest.arrow_columns import to_arrow_table
 from batchmill.manifest.companions import check_companions, digests, lack_companions
 from batchmill.manifest.delimited import type_columns
-from batchmill.manifest.file_stats import (
-    FILES,
-    FOLDER_DIGEST,
-    MISSING_SIZE,
-    check_min_age,
-    is_too_young,
-)
+from batchmill.manifest.file_stats import FILES, MISSING_SIZE, check_min_age, is_too_young
 from batchmill.manifest.formats import read_source
 from batchmill.manifest.inputs import check_inputs
 from batchmill.manifest.manifest import Manifest
@@ -34,6 +28,7 @@ from batchmill.partitions.partitioning import Partitioning
 from batchmill.sizes import counted
 from batchmill.storage import is_url
 from batchmill.storage.fingerprints import joint_digest
+from batchmill.storage.large_tables import with_column
 from batchmill.url_secrets import shown_url
 from batchmill.urls import url_fault, without_file_scheme
 
@@ -93,11 +88,15 @@ def load_manifest(
         groups, faults = _check_groups(table, inputs, partitioning)
     if faults:
         raise ManifestError(table.name, sorted(faults, key=_line_number))
+    columns = table.frame
+    if table.form == "text":
+        # A text file has no types. They are inferred from the values.
+        columns = type_columns(columns, leave={column, *file_columns})
     manifest = Manifest(
         name=table.name,
         root=base,
         inputs=_with_companions(inputs, companions),
-        manifest_columns=_read_manifest_columns(table, {column, *file_columns}, column),
+        manifest_columns=to_arrow_table(columns.drop(columns=column)),
         companions=companions,
         groups=groups,
         dataset=_dataset_of(table),
@@ -175,8 +174,8 @@ def _dataset_of(table: Source) -> str:
 def _with_companions(inputs: pa.Table, companions: Mapping[str, pa.Table]) -> pa.Table:
     """Add the column `companions`. An input that lacks a companion looks like a missing one."""
     found_digests = digests(companions, len(inputs))
-    if FOLDER_DIGEST in inputs.column_names:
-        both = zip(inputs[FOLDER_DIGEST].to_pylist(), found_digests.to_pylist(), strict=True)
+    if "companions" in inputs.column_names:  # Those of the files of folders.
+        both = zip(inputs["companions"].to_pylist(), found_digests.to_pylist(), strict=True)
         found_digests = pa.array([joint_digest(*pair) for pair in both], pa.string())
     found = inputs.select(FILES.names).append_column("companions", found_digests)
     if not companions:
@@ -186,17 +185,8 @@ def _with_companions(inputs: pa.Table, companions: Mapping[str, pa.Table]) -> pa
     for name, value in state.items():
         kind = found.schema.field(name).type
         values = pc.if_else(is_missing, pa.scalar(value, kind), found[name])
-        found = found.set_column(found.schema.get_field_index(name), name, values)
+        found = with_column(found, name, values)
     return found
-
-
-def _read_manifest_columns(table: Source, names: Set[str], column: str) -> pa.Table:
-    """Return the columns beside the input column. `names` are the columns that name files."""
-    frame = table.frame
-    if table.form == "text":
-        # A text file has no types. They are inferred from the values.
-        frame = type_columns(frame, leave=names)
-    return to_arrow_table(frame.drop(columns=column))
 
 
 def _without_young_files(manifest: Manifest, min_age: float, *, may_be_empty: bool) -> Manifest:
