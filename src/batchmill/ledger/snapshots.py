@@ -169,28 +169,28 @@ class Snapshots(SealedRecords[Snapshot]):
         found = if_exists(read_sealed, self._store, KEPT)
         return dict(found["names"]) if found else {}
 
-    def keep(self, name: str, number: int) -> None:
-        """Give a version a name. It is kept until `drop`.
+    def keep(self, name: str, wanted: int | str) -> Snapshot:
+        """Give a version a name, and return the version. It is kept until `drop`.
 
         Args:
             name: A name that is not in use: letters, digits and ._-, beginning with a letter.
-            number: The number of the version.
+            wanted: The number of the version, or a name that it already has.
 
         Raises:
             OptionError: The name cannot be used, or there is no such version.
         """
-        names = self.names()
+        found, names = self.find(wanted), self.names()
         if not _NAME.fullmatch(name):
             raise OptionError(
                 f"--name {name}: a name has letters, digits and ._-, and begins with a letter."
             )
-        if names.get(name, number) != number:
+        if names.get(name, found.number) != found.number:
             raise OptionError(
                 f"--name {name}: is the name of version {names[name]}. Choose another one, or "
                 f"remove it first: --drop {name}"
             )
-        self.find(number)
-        self._write_names(names | {name: number})
+        self._write_names(names | {name: found.number})
+        return found
 
     def drop(self, name: str) -> None:
         """Remove the name of a version. The next run may remove the version.

@@ -135,8 +135,7 @@ def keep_version(ledger: Ledger, version: int | str, name: str) -> Snapshot:
         LedgerError: A run is using the dataset.
     """
     with lease(ledger) as held:
-        found = ledger.snapshots.find(version)
-        ledger.snapshots.keep(name, found.number)
+        found = ledger.snapshots.keep(name, version)
         held.clean_end = held.clean
     return found
 
