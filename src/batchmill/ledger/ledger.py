@@ -273,12 +273,11 @@ class Ledger:
         """Fetch the last snapshot and its state from a bucket at the same time."""
         if self.unchanging is self.store:
             return {}
-        last = [
-            name
+        places = [
+            f"{SNAPSHOTS}/{name}"
             for name in names
             if name[:6] == names[-1][:6] and name.endswith((".json", "-state.parquet"))
         ]
-        places = [f"{SNAPSHOTS}/{name}" for name in last]
         contents = in_threads(self.unchanging.read, places, self.store.threads)
         return dict(zip(places, contents, strict=True))
 
