@@ -1,7 +1,5 @@
 """Make the state that a run leaves of the state before it, its plan and its outcomes. Pure."""
 
-from collections.abc import Sequence
-
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -56,17 +54,13 @@ def _with_absences(state: State, absences: pa.Table, manifest: Manifest) -> Stat
     if not len(absences):
         return state
     missing = absences["input"].filter(pc.equal(absences["absence"], MISSING))
-    notes = pa.array(_notes(missing, manifest), pa.string())
+    places = [join(manifest.root, file) for file in manifest.missing_files(missing)]
+    notes = pa.array([f"{shown_url(place)}: no such file." for place in places], pa.string())
     return state.changed(
         absences["input"],
         absence=absences["absence"],
         note=notes.take(rows_of(absences["input"], missing)),
     )
-
-
-def _notes(missing: pa.ChunkedArray, manifest: Manifest) -> Sequence[str]:
-    places = (join(manifest.root, file) for file in manifest.missing_files(missing))
-    return [f"{shown_url(place)}: no such file." for place in places]
 
 
 def _with_results_to_drop(state: State, plan: Plan, done: Column | None) -> pa.ChunkedArray:
