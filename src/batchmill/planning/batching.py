@@ -174,11 +174,9 @@ def plan_shards(
     workers, why_workers = execution.num_workers, _AS_YOU_SAY
     if workers is None:
         most = MAX_AUTO_ASYNC_WORKERS if is_async else MAX_AUTO_WORKERS
-        most, share = (
-            (MAX_AUTO_GPU_WORKERS, "an equal part of the cores for each GPU")
-            if cores.gpus
-            else (most, "one per core of a machine")
-        )
+        share = "one per core of a machine"
+        if cores.gpus:
+            most, share = MAX_AUTO_GPU_WORKERS, "an equal part of the cores for each GPU"
         workers = min(cores.node, most)
         why_workers = f"{share}, at most {most}"
     batch_size, why_batch = execution.batch_size, _AS_YOU_SAY
