@@ -20,7 +20,7 @@ MIB = 2**20
 
 def forecast(ledger, step, sizes, names=None):
     names = names or [f"new {number}" for number in range(len(sizes))]
-    inputs = pa.table([names, sizes], ["input", "size"])
+    inputs = pa.table([names, sizes, ["new"] * len(sizes)], ["input", "size", "reason"])
     return make_forecast(ledger, ledger.state(), step, inputs)
 
 

@@ -127,7 +127,7 @@ def make_forecast(
         ledger: The ledger of the dataset.
         state: The state of the dataset.
         step_identity: The identity of the step. Only its own outcomes count.
-        inputs: Their names and sizes in bytes: `input`, and `size`, which is -1 for a missing file.
+        inputs: The inputs, with the columns of `Plan.pending`.
         is_remote: True if the inputs are fetched from a store or a web server.
 
     Returns:
@@ -149,7 +149,9 @@ def make_forecast(
     chosen[:: -(-len(state) // _RECORDS)] = True
     records = state.select(chosen).records(_COLUMNS)
     usage = ledger.control.read_usage(last)
-    is_known = _is_known(inputs, state)
+    # An input with another file than recorded counts as new.
+    has_record = rows_of(inputs["input"], state.names).is_valid()
+    is_known = pc.and_(has_record, pc.not_equal(inputs["reason"], "changed"))
     known = state.of(inputs["input"].filter(is_known)).records(_KNOWN)
     every = _classes(inputs["size"].to_numpy(), records)
     new = _classes(inputs["size"].filter(pc.invert(is_known)).to_numpy(), records)
@@ -165,14 +167,6 @@ def make_forecast(
         memory_bytes=usage.memory_bytes if usage else 0,
         limit=_limit(usage, speed, is_remote=is_remote) if usage else "",
     )
-
-
-def _is_known(inputs: pa.Table, state: State) -> pa.Array:
-    """Return which inputs have a record and the same file as then."""
-    has_record = rows_of(inputs["input"], state.names).is_valid()
-    if "reason" not in inputs.column_names:
-        return has_record
-    return pc.and_(has_record, pc.not_equal(inputs["reason"], "changed"))
 
 
 def last_large_run(runs: Any) -> int:
@@ -315,9 +309,6 @@ def _limit(usage: Usage, speed: _Speed, *, is_remote: bool) -> str:
 
 def written_bytes(outputs: pa.ChunkedArray) -> NDArray[np.int64]:
     """Return the bytes of the outputs of each record."""
-    written = [np.zeros(0, np.int64)]
-    for chunk in outputs.chunks:
-        sizes = chunk.flatten().field("size").to_numpy()
-        parents = pc.list_parent_indices(chunk).to_numpy()
-        written.append(np.bincount(parents, sizes, minlength=len(chunk)).astype(np.int64))
-    return np.concatenate(written)
+    sizes = pc.struct_field(pc.list_flatten(outputs), "size").to_numpy()
+    parents = pc.list_parent_indices(outputs).to_numpy()
+    return np.bincount(parents, sizes, minlength=len(outputs)).astype(np.int64)
