@@ -85,5 +85,4 @@ class Manifest:
         """Return the other columns of each input as plain values."""
         if not self.manifest_columns.num_columns:
             return [{} for _ in range(len(self))]
-        rows: list[dict[str, Any]] = self.manifest_columns.to_pylist()
-        return rows
+        return list(self.manifest_columns.to_pylist())

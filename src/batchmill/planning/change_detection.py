@@ -1,6 +1,6 @@
 """Detect which files a plan depends on have changed: inputs, and outputs of earlier runs."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
 
@@ -77,7 +77,7 @@ def detect_changes(
     has_files = pc.and_(has_files, pc.equal(done["outcome"], "ok"))
     made = select(done.select(["input", "outputs"]), pc.and_(is_ours, has_files).fill_null(False))
     # In one call, because a bucket may list all outputs.
-    damaged = frozenset(_find_damaged(made, store))
+    damaged = _find_damaged(made, store)
     return FileChanges(contents=pa.chunked_array(contents, pa.string()), damaged=damaged)
 
 
@@ -148,11 +148,10 @@ def _read_content(root: str, name: str, etag: str | None, *, is_folder: bool = F
         return ""  # The run executes the input, and its outcome will have the error.
 
 
-def _find_damaged(records: pa.Table, store: Store) -> Iterable[str]:
+def _find_damaged(records: pa.Table, store: Store) -> frozenset[str]:
     counts = pc.list_value_length(records["outputs"]).to_numpy()
     sizes = pc.struct_field(listed_outputs(records), "size").to_pylist()
     found = store.sizes(file_names(records).to_pylist())
     is_other = [now != size for size, now in zip(sizes, found, strict=True)]
     damaged = np.unique(np.repeat(np.arange(len(records)), counts)[is_other])
-    names: list[str] = take_values(records["input"], damaged).to_pylist()
-    return names
+    return frozenset(take_values(records["input"], damaged).to_pylist())

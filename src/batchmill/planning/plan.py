@@ -57,8 +57,7 @@ class Plan:
     def first(self, reason: str, count: int) -> list[str]:
         """Return the names of at most `count` inputs that are pending for a reason."""
         chosen = self.pending.filter(pc.field("reason") == reason)
-        names: list[str] = chosen.column("input").slice(0, count).to_pylist()
-        return names
+        return list(chosen.column("input").slice(0, count).to_pylist())
 
 
 class Matched(NamedTuple):
@@ -69,8 +68,8 @@ class Matched(NamedTuple):
         unlisted: The records of inputs that the manifest does not list.
     """
 
-    unlisted: pa.Table
     done: pa.Table
+    unlisted: pa.Table
 
 
 def match_records(records: pa.Table, inputs: pa.Table) -> Matched:
@@ -78,6 +77,7 @@ def match_records(records: pa.Table, inputs: pa.Table) -> Matched:
 
     Args:
         records: The ledger's records, with at least PLANNED_COLUMNS. If the step takes rows, also
+            `carried`.
         inputs: The manifest's inputs.
     """
     rows = rows_of(inputs["input"], records["input"])
@@ -93,7 +93,6 @@ def make_plan(manifest: Manifest, matched: Matched, criteria: Criteria) -> Plan:
     Args:
         manifest: The checked manifest.
         matched: The records, as `match_records` returns them for this manifest.
-            `carried`.
         criteria: The rules of the decision.
 
     Returns:

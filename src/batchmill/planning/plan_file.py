@@ -75,8 +75,7 @@ class PlanFile:
 
     def settings(self) -> dict[str, Any]:
         """Return the settings."""
-        settings: dict[str, Any] = self._content()["settings"]
-        return settings
+        return dict(self._content()["settings"])
 
     def count_rows(self) -> int:
         """Return the number of inputs."""

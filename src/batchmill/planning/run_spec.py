@@ -249,8 +249,7 @@ def carried_rows(inputs: pa.Table) -> list[dict[str, Any]]:
     """Return the manifest's other columns of each input, as plain values."""
     if _CARRIED not in inputs.column_names:
         return [{} for _ in range(len(inputs))]
-    rows: list[dict[str, Any]] = inputs.column(_CARRIED).to_pylist()
-    return rows
+    return list(inputs.column(_CARRIED).to_pylist())
 
 
 def companions_of(inputs: pa.Table) -> Iterator[dict[str, SeenFile | None]]:
@@ -269,8 +268,7 @@ def companion_digests(inputs: pa.Table) -> list[str | None]:
     """Return the digest of the further files of each input when the run was planned."""
     if "companions" not in inputs.column_names:
         return [None] * len(inputs)
-    found: list[str | None] = inputs["companions"].to_pylist()
-    return found
+    return list(inputs["companions"].to_pylist())
 
 
 def looks_of(inputs: pa.Table) -> Iterator[FileStat]:

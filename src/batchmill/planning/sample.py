@@ -31,10 +31,8 @@ def size_classes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     >>> size_classes(np.array([-1, 0, 1, 3, 4, 4_000_000])).tolist()
     [-1, 0, 1, 1, 2, 11]
     """
-    classes: NDArray[np.int64] = np.where(
-        sizes > 0, 1 + np.log2(np.maximum(sizes, 1)).astype(np.int64) // 2, np.minimum(sizes, 0)
-    )
-    return classes
+    own = 1 + np.log2(np.maximum(sizes, 1)).astype(np.int64) // 2
+    return np.where(sizes > 0, own, np.minimum(sizes, 0))
 
 
 def sampled(plan: Plan, manifest: Manifest, count: int) -> Plan:
@@ -86,8 +84,7 @@ def choose_sample(
         keys = [_stratum(name, label) for name, label in zip(names, own, strict=True)]
         order = sorted(range(len(rows)), key=keys.__getitem__)
         chosen.append(rows[np.array(order)[_spread(len(rows), quota)]])
-    found: NDArray[np.int64] = np.sort(np.concatenate(chosen))
-    return found
+    return np.sort(np.concatenate(chosen))
 
 
 def _quotas(counts: NDArray[np.int64], weights: NDArray[np.int64], count: int) -> NDArray[np.int64]:
