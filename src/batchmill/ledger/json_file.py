@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import xxhash
@@ -76,36 +77,30 @@ def read_sealed(store: Store, name: str, remedy: str = _MOVE_AWAY) -> dict[str, 
     raise _damage(store, name, remedy)
 
 
+@dataclass(frozen=True)
 class SealedRecords(Generic[_Record]):
     """Small records in a folder of the ledger, one for each run or version.
 
     Every method raises StoreError if the store cannot be read or written.
 
-    Args:
+    Attributes:
         store: The store of the dataset.
+        files: The store that reads and writes the records: `store`, or the one for files that never
+            change, if no record is replaced.
         folder: The name of the folder.
         kind: The dataclass of the records.
         key: The attribute of a record that is the number of its run or version.
-        unchanging: The store for files that never change. Without it, a record may be replaced.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        folder: str,
-        kind: type[_Record],
-        key: str,
-        unchanging: Store | None = None,
-    ) -> None:
-        self._store = store
-        self._files = unchanging or store
-        self._folder = folder
-        self._kind = kind
-        self._key = key
+    store: Store
+    files: Store
+    folder: str
+    kind: type[_Record]
+    key: str
 
     def record(self, record: _Record) -> None:
         """Write a record. It replaces the earlier one with the same number."""
-        self._files.write(self._name(getattr(record, self._key)), sealed(vars(record)))
+        self.files.write(self._name(getattr(record, self.key)), sealed(vars(record)))
 
     def numbers(self, names: Sequence[str] | None = None) -> list[int]:
         """Return the numbers of all records in order, also if a record is damaged.
@@ -113,7 +108,7 @@ class SealedRecords(Generic[_Record]):
         Args:
             names: The names in the folder, if it has been listed already.
         """
-        names = self._store.names(self._folder) if names is None else names
+        names = self.store.names(self.folder) if names is None else names
         found = (name.removesuffix(".json") for name in names)
         return sorted(int(name) for name in found if name.isdecimal())
 
@@ -123,9 +118,9 @@ class SealedRecords(Generic[_Record]):
         `names` is that of `numbers`. Raises LedgerError if a record is damaged.
         """
         for number in reversed(self.numbers(names)):
-            found = if_exists(read_sealed, self._files, self._name(number))
+            found = if_exists(read_sealed, self.files, self._name(number))
             if found is not None:
-                yield self._kind(**found)
+                yield self.kind(**found)
 
     def read_all(self) -> list[_Record]:
         """Return the records in the order of their numbers. Raises LedgerError."""
@@ -133,10 +128,10 @@ class SealedRecords(Generic[_Record]):
 
     def remove(self, number: int) -> None:
         """Remove a record, if it exists."""
-        self._store.delete(self._name(number))
+        self.store.delete(self._name(number))
 
     def _name(self, number: int) -> str:
-        return f"{self._folder}/{number:06d}.json"
+        return f"{self.folder}/{number:06d}.json"
 
 
 class StepDescriptions:

@@ -67,7 +67,7 @@ class Ledger:
         self.control = RunControl(store)
         self.steps = StepDescriptions(store)
         self.snapshots = Snapshots(store)
-        self.proofs = SealedRecords(store, PROOFS, Proof, "version")
+        self.proofs = SealedRecords(store, store, PROOFS, Proof, "version")
         # The states that were read or written last, by file. A run reads its state once.
         self._states: dict[str, State] = {}
 

@@ -106,7 +106,7 @@ class Snapshots(SealedRecords[Snapshot]):
     """
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store, SNAPSHOTS, Snapshot, "number", read_once(store))
+        super().__init__(store, read_once(store), SNAPSHOTS, Snapshot, "number")
 
     def last(self) -> Snapshot | None:
         """Return the last snapshot; None without one. Raises LedgerError if it is damaged."""
@@ -155,10 +155,10 @@ class Snapshots(SealedRecords[Snapshot]):
         known = {f"{number:06d}" for number in self.numbers()}
         snapshots = self.read_all()
         named = {file.get("name") for one in snapshots for file in (one.state, one.assignment)}
-        for name in self._store.names(SNAPSHOTS):
+        for name in self.store.names(SNAPSHOTS):
             place = f"{SNAPSHOTS}/{name}"
             if name[:6] not in known and place not in named:
-                self._store.delete(place)
+                self.store.delete(place)
 
     def names(self) -> dict[str, int]:
         """Return the names of kept versions, each with the number of its version.
@@ -166,7 +166,7 @@ class Snapshots(SealedRecords[Snapshot]):
         Raises:
             LedgerError: The file of the names is damaged.
         """
-        found = if_exists(read_sealed, self._store, KEPT)
+        found = if_exists(read_sealed, self.store, KEPT)
         return dict(found["names"]) if found else {}
 
     def keep(self, name: str, wanted: int | str) -> Snapshot:
@@ -218,12 +218,12 @@ class Snapshots(SealedRecords[Snapshot]):
                 return version
         numbers = ", ".join(str(version.number) for version in versions) or "none"
         raise OptionError(
-            f"{self._store.url}: version {wanted}: there is no such version. Versions: {numbers}. "
+            f"{self.store.url}: version {wanted}: there is no such version. Versions: {numbers}. "
             f"{_listed(names)}"
         )
 
     def _write_names(self, names: Mapping[str, int]) -> None:
-        self._store.write(KEPT, sealed({"names": dict(names)}))
+        self.store.write(KEPT, sealed({"names": dict(names)}))
 
 
 def _listed(names: Mapping[str, int]) -> str:

@@ -6,6 +6,7 @@ and the log, it has the part and the row in it, because a part is never written 
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
@@ -66,10 +67,11 @@ PLACES = (("part", "row"), ("result_part", "result_row"), ("origin_part", "origi
 _NULL = pa.scalar(None, pa.int32())
 
 
+@dataclass(frozen=True, eq=False)
 class State:
     """The record of each input of a dataset. It never changes: methods return another state.
 
-    Args:
+    Attributes:
         store: The store of the dataset.
         table: A row for each input, with the columns of STATE_SCHEMA.
         parts: The names of the parts that the table refers to, also those before a merge.
@@ -77,17 +79,10 @@ class State:
             file.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        table: pa.Table | None = None,
-        parts: Sequence[str] = (),
-        file: Mapping[str, str] | None = None,
-    ) -> None:
-        self.store = store
-        self.table = STATE_SCHEMA.empty_table() if table is None else table
-        self.parts = tuple(parts)
-        self.file = file
+    store: Store
+    table: pa.Table = field(default_factory=STATE_SCHEMA.empty_table)
+    parts: Sequence[str] = ()
+    file: Mapping[str, str] | None = None
 
     def __len__(self) -> int:
         return len(self.table)
