@@ -135,8 +135,7 @@ class Snapshots(SealedRecords[Snapshot]):
 
     def with_table(self, content: str) -> Snapshot | None:
         """Return the last version whose table has a hash; None without one."""
-        found = [version for version in self.versions() if version.table == content]
-        return found[-1] if found else None
+        return next((one for one in reversed(self.versions()) if one.table == content), None)
 
     def table_name(self, number: int) -> str:
         """Return the name of a version's table in the store."""
