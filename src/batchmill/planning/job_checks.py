@@ -29,17 +29,13 @@ def check_other_place(job: Job, manifest: str) -> None:
         )
 
 
-def check_confinement(job: Job, step: Step) -> None:
-    """Raise OptionError if the step has to be confined, and cannot be."""
+def check_kind(job: Job, step: Step) -> None:
+    """Raise OptionError if an option does not fit the kind of the step: batched or async."""
     if job.confinement and step.is_batched:
         raise OptionError(
             f"--confine: step {step.ref} is a batch step, which cannot be confined. Drop the "
             "option, or use a step that handles one input."
         )
-
-
-def check_concurrency(job: Job, step: Step) -> None:
-    """Raise OptionError if an option needs an async step, or cannot be used with one."""
     if step.is_async and job.confinement:
         raise OptionError(
             f"--confine: step {step.ref} is async, and a confined process executes one input at a "

@@ -23,8 +23,7 @@ from batchmill.planning.earlier_runs import EarlierSteps, inputs_below_limits
 from batchmill.planning.forecast import Forecast, make_forecast
 from batchmill.planning.job import Job
 from batchmill.planning.job_checks import (
-    check_concurrency,
-    check_confinement,
+    check_kind,
     check_missing,
     check_other_place,
     fitted,
@@ -153,8 +152,7 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
     step = load_given_step(
         given, job.params, search=job.search, file_columns=job.options.inputs.file_column_names
     )
-    check_confinement(job, step)
-    check_concurrency(job, step)
+    check_kind(job, step)
     load_schemas(job.options.failures.expect, job.search)
     return _plan(job, manifest, step, ledger, changes)
 
