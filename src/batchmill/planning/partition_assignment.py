@@ -84,7 +84,10 @@ def _withdrawn(
     inherited = inherited_groups(source, manifest.version, partitioning)
     groups = read_groups(frame, names, partitioning, inherited)
     keys, given = groups["group"].to_pylist(), groups["given"].to_pylist()
-    before = _recorded(recorded, names)
+    before: dict[str, dict[str, Any]] = {}
+    if recorded:
+        rows = recorded.rows.filter(pc.is_in(recorded.rows["input"], value_set=names))
+        before = {row["input"]: row for row in rows.to_pylist()}
     has_same_groups = recorded and recorded.partitioning.group_by == partitioning.group_by
     for row, name in enumerate(names.to_pylist()):
         if name in before:
@@ -93,14 +96,6 @@ def _withdrawn(
             if has_same_groups and carried[row].get(MADE_FROM) not in (inherited or {}):
                 keys[row] = group["group"]
     return pa.table([names, keys, groups["stratum"], given], schema=_NAMED_GROUPS)
-
-
-def _recorded(recorded: Assignment | None, names: pa.Array) -> dict[str, dict[str, Any]]:
-    """Return the recorded rows of some inputs, by their names."""
-    if recorded is None:
-        return {}
-    rows = recorded.rows.filter(pc.is_in(recorded.rows["input"], value_set=names))
-    return {row["input"]: row for row in rows.to_pylist()}
 
 
 def _without_overruled(groups: pa.Table, listed: pa.Table, partitioning: Partitioning) -> pa.Table:
