@@ -13,7 +13,7 @@ from batchmill.cells import is_missing
 from batchmill.manifest.file_stats import FILES, MISSING_SIZE, stat_files
 from batchmill.manifest.inputs import refused_names, resolve_names
 from batchmill.manifest.source import Source
-from batchmill.storage.fingerprints import SeenFile, digest_of_files
+from batchmill.storage.fingerprints import SeenFile
 
 
 def check_companions(
@@ -49,21 +49,6 @@ def check_companions(
         tables[column], wrong = _look_up(source, column, root, confined=confined)
         faults += [f"{source.places[row]}: {text}" for row, text in sorted(wrong.items())]
     return tables
-
-
-def digests(companions: Mapping[str, pa.Table], count: int) -> pa.Array:
-    """Return a digest of the names, sizes, times and ETags of each input's companions.
-
-    Args:
-        companions: The tables of `check_companions`.
-        count: The number of inputs.
-
-    Returns:
-        One digest per input. All are null without file columns.
-    """
-    if not companions:
-        return pa.nulls(count, pa.string())
-    return pa.array([digest_of_files(files) for files in companion_rows(companions, count)])
 
 
 def companion_rows(

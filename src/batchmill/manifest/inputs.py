@@ -45,7 +45,8 @@ def check_inputs(
         folders: True if the inputs are folders.
 
     Returns:
-        The columns of FILES, and those of `stat_folders` for folders. Valid only without a fault.
+        The columns of FILES, and `companions`: the digests of folders, null for files. Valid only
+        without a fault.
 
     Raises:
         StoreError: A store does not respond.
@@ -61,6 +62,8 @@ def check_inputs(
         table = pa.table([both["name"], *known, pa.nulls(len(values), pa.int64())], schema=FILES)
     else:
         table = stat_files(both["name"], root, faults, source.seen)
+    if not folders:
+        table = table.append_column("companions", pa.nulls(len(values), pa.string()))
     if not faults:
         faults = refused_names(table["input"], root)
     all_faults += [f"{source.places[index]}: {text}" for index, text in sorted(faults.items())]

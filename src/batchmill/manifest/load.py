@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 from batchmill.errors import ManifestError
 from batchmill.layout import OUTPUT_COLUMN
 from batchmill.manifest.arrow_columns import to_arrow_table
-from batchmill.manifest.companions import check_companions, digests, lack_companions
+from batchmill.manifest.companions import check_companions, companion_rows, lack_companions
 from batchmill.manifest.delimited import type_columns
-from batchmill.manifest.file_stats import FILES, MISSING_SIZE, check_min_age, is_too_young
+from batchmill.manifest.file_stats import MISSING_SIZE, check_min_age, is_too_young
 from batchmill.manifest.formats import read_source
 from batchmill.manifest.inputs import check_inputs
 from batchmill.manifest.manifest import Manifest
@@ -27,7 +27,7 @@ from batchmill.partitions.groups import (
 from batchmill.partitions.partitioning import Partitioning
 from batchmill.sizes import counted
 from batchmill.storage import is_url
-from batchmill.storage.fingerprints import joint_digest
+from batchmill.storage.fingerprints import digest_of_files, joint_digest
 from batchmill.storage.large_tables import with_column
 from batchmill.url_secrets import shown_url
 from batchmill.urls import url_fault, without_file_scheme
@@ -172,14 +172,13 @@ def _dataset_of(table: Source) -> str:
 
 
 def _with_companions(inputs: pa.Table, companions: Mapping[str, pa.Table]) -> pa.Table:
-    """Add the column `companions`. An input that lacks a companion looks like a missing one."""
-    found_digests = digests(companions, len(inputs))
-    if "companions" in inputs.column_names:  # Those of the files of folders.
-        both = zip(inputs["companions"].to_pylist(), found_digests.to_pylist(), strict=True)
-        found_digests = pa.array([joint_digest(*pair) for pair in both], pa.string())
-    found = inputs.select(FILES.names).append_column("companions", found_digests)
+    """Add the digests of companions. An input that lacks a companion looks like a missing one."""
     if not companions:
-        return found
+        return inputs
+    own, rows = inputs["companions"].to_pylist(), companion_rows(companions, len(inputs))
+    pairs = zip(own, map(digest_of_files, rows), strict=True)
+    digests = pa.array([joint_digest(*pair) for pair in pairs], pa.string())
+    found = with_column(inputs, "companions", digests)
     is_missing = lack_companions(companions, len(inputs))
     state = {"size": MISSING_SIZE, "mtime_ns": 0, "etag": None, "ctime_ns": None}
     for name, value in state.items():
