@@ -90,7 +90,8 @@ def decide(manifest: Manifest, done: pa.Table, contents: Column, criteria: Crite
     # The last run after which each input was released. Null without a release.
     until = pa.array([criteria.released.get(name) for name in names], pa.int32())
     is_released = pc.less_equal(done["run"], until).fill_null(False)
-    forced_after = -1 if criteria.forced_after is None else criteria.forced_after
+    # Null without `--force`.
+    forced_after = pa.scalar(criteria.forced_after, pa.int32())
     masks = (
         _is_unreadable(manifest, done),
         # In the order of REASONS.
