@@ -141,8 +141,7 @@ class RunControl:
 
     def creations(self, run: int) -> list[tuple[int, int]]:
         """Return the rows, from start to stop, of each creation that has begun and not ended."""
-        names = self._store.names(self._name(run, CREATING))
-        ranges = [name.split("-") for name in names]
+        ranges = [name.split("-") for name in self._store.names(self._name(run, CREATING))]
         return [(int(start), int(stop)) for start, stop, _ in ranges]
 
     def record_usage(self, run: int, shard: str, usage: Usage) -> None:
