@@ -27,7 +27,8 @@ class ManyParts(InThisProcess):
         for row in range(len(records)):
             place = f"{PARTS}/{run.number:06d}-single-{row:05d}"
             write_hashed(ledger.store, place, records.slice(row, 1))
-        ledger.delete_parts(names)
+        for name in names:
+            ledger.store.delete(f"{PARTS}/{name}")
         self.names = ledger.part_names()
         return ended
 

@@ -203,11 +203,6 @@ class Ledger:
             self.store.sync(names)
         write_hashed(self.store, f"{PARTS}/{part}", as_part(records))
 
-    def delete_parts(self, names: Iterable[str]) -> None:
-        """Delete parts that no snapshot names."""
-        for name in names:
-            self.store.delete(f"{PARTS}/{name}")
-
     def part_names(self, run: int | None = None) -> list[str]:
         """Return the names of all parts, or of those that a run has committed."""
         names = [name for name in self.store.names(PARTS) if name.endswith(".parquet")]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.digests import input_id
-from batchmill.layout import FILES, LEASES, RELEASED, STAGING
+from batchmill.layout import FILES, LEASES, PARTS, RELEASED, STAGING
 from batchmill.ledger.json_file import read_json
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.outputs import file_names, packed_paths
@@ -87,7 +87,8 @@ def sweep(ledger: Ledger, state: State, run: int, kept: int | None) -> None:
         in_threads(store.delete, unused_packs(store, _all_files(records)), store.threads)
         rewrite_packs(store, reduce(or_, map(packed_paths, records)))
     _remove_unrecorded(store, state.of_run(run), states)
-    ledger.delete_parts({*ledger.part_names()} - named)
+    unnamed = [f"{PARTS}/{name}" for name in ledger.part_names() if name not in named]
+    in_threads(store.delete, unnamed, store.threads)
 
 
 def _lost_results(
