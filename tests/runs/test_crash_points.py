@@ -126,7 +126,9 @@ def run(place, points=None, broken=None):
 def recorded(dataset):
     """Return the run and the time of each recorded input."""
     ledger = Ledger(open_store(dataset))
-    rows = ledger.records(["input", "run", "finished_at"]).to_pylist() if ledger.exists else []
+    if not ledger.check_version():
+        return {}
+    rows = ledger.records(["input", "run", "finished_at"]).to_pylist()
     return {row["input"].removeprefix("in/"): (row["run"], row["finished_at"]) for row in rows}
 
 

@@ -43,4 +43,4 @@ def faults(dataset):
 def committed(dataset):
     """Return the inputs that have a committed outcome."""
     ledger = Ledger(open_store(str(dataset)))
-    return set(ledger.records(["input"])["input"].to_pylist()) if ledger.exists else set()
+    return set(ledger.records(["input"])["input"].to_pylist()) if ledger.check_version() else set()

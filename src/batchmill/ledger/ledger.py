@@ -71,11 +71,6 @@ class Ledger:
         # The states that were read or written last, by file. A run reads its state once.
         self._states: dict[str, State] = {}
 
-    @property
-    def exists(self) -> bool:
-        """Return whether the store contains a dataset."""
-        return self.store.exists(FORMAT)
-
     def create(self) -> bool:
         """Make the folder a dataset. If it is one already, check its version.
 

@@ -16,7 +16,7 @@ from prefect.settings import PREFECT_API_URL
 from batchmill.blocks.dataset_store import DatasetStore, as_store
 from batchmill.blocks.saved_job import SavedJob, as_job
 from batchmill.errors import OptionError, ServiceError
-from batchmill.ledger.ledger import Ledger
+from batchmill.layout import FORMAT
 from batchmill.ledger.open import open_ledger
 from batchmill.manifest.file_stats import check_min_age
 from batchmill.manifest.listing import is_glob
@@ -246,7 +246,7 @@ def read_recorded_versions(target: WatchTarget) -> dict[str, FileVersion]:
     place = absolute(target.dataset)
     with access_to(target.access):
         check_dataset(place)
-        if not Ledger(open_store(place)).exists:
+        if not open_store(place).exists(FORMAT):
             # This is normal: the first run creates the dataset.
             raise OptionError(f"the dataset {target.dataset} does not exist yet.")
         return recorded_versions(open_ledger(place))
