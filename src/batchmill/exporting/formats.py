@@ -6,8 +6,7 @@ import re
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby
-from pathlib import Path
+from itertools import groupby, takewhile
 from typing import Any, Literal, NamedTuple
 
 import orjson
@@ -124,7 +123,7 @@ class WebDataset:
             row = _OTHER_ROW if files[0].suffix == _ROW else _ROW
             taken, members = {row}, []
             for one, data in zip(files, own, strict=True):
-                part = _part(one.column)
+                part = re.sub(r"[^A-Za-z0-9_]", "_", one.column)  # The library splits at dots.
                 # Other columns may have the same letters and digits. The library ignores case.
                 while (name := ".".join(filter(None, [part, one.suffix]))).lower() in taken:
                     part += "_"
@@ -135,20 +134,15 @@ class WebDataset:
         end = 2 * tarfile.BLOCKSIZE
         file.write(b"\0" * (end + -(size + end) % tarfile.RECORDSIZE))
 
-    def payloads(self, path: Path) -> Iterator[bytes]:
+    def payloads(self, file: pa.NativeFile) -> Iterator[bytes]:
         """Yield the contents of the members of each key, without the last one, its row.
 
         A damaged shard raises any error.
         """
-        with tarfile.open(path, "r:") as archive:
+        with tarfile.open(fileobj=file, mode="r:") as archive:
             for _, members in groupby(archive, lambda member: member.name.partition(".")[0]):
                 contents = [archive.extractfile(member) for member in members]
                 yield b"".join(opened.read() for opened in contents[:-1] if opened)
-
-
-def _part(column: str) -> str:
-    """Return a column as a part of a member's name: the library splits names at dots."""
-    return re.sub(r"[^A-Za-z0-9_]", "_", column)
 
 
 def _member(name: str, data: bytes) -> bytes:
@@ -201,20 +195,17 @@ class HuggingFace:
                     writer.write_table(table, row_group_size=count)
                     begin, held, files = number + 1, 0, {}
 
-    def payloads(self, path: Path) -> Iterator[bytes]:
+    def payloads(self, file: pa.NativeFile) -> Iterator[bytes]:
         """Yield the joined bytes of the columns with files, which follow the key.
 
         A damaged shard raises any error.
         """
-        with pq.ParquetFile(path) as file:
-            names = []
-            for field in list(file.schema_arrow)[1:]:
-                if field.type != _FILE:
-                    break
-                names.append(field.name)
-            for batch in file.iter_batches(batch_size=64, columns=names):
-                for files in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                    yield b"".join(file["bytes"] for file in files if file)
+        table = pq.ParquetFile(file)
+        fields = takewhile(lambda field: field.type == _FILE, list(table.schema_arrow)[1:])
+        names = [field.name for field in fields]
+        for batch in table.iter_batches(batch_size=64, columns=names):
+            for files in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                yield b"".join(file["bytes"] for file in files if file)
 
 
 def _schema(rows: pa.Schema, task: ShardTask) -> pa.Schema:

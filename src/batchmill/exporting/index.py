@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 from batchmill.errors import OptionError, StoreError
 from batchmill.ledger.json_file import read_sealed, sealed
 from batchmill.storage import Store, if_exists, open_store
-from batchmill.urls import absolute
 
 # The folder of the records and of the index. Its name begins with a dot, so that no reader of a
 # format opens its files.
@@ -41,12 +40,11 @@ class ShardRecord(NamedTuple):
     content: str
 
 
-def read_index(out: str) -> dict[str, Any]:
+def read_index(store: Store) -> dict[str, Any]:
     """Return the index of a complete export. Raises OptionError and StoreError."""
-    store = open_store(absolute(out))
     if not store.exists(INDEX):
         what = "is not complete" if store.exists(BEGUN) else "is not an export"
-        raise OptionError(f"{out}: {what}. Run batchmill export, then this command again.")
+        raise OptionError(f"{store.url}: {what}. Run batchmill export, then this command again.")
     return read_sealed(store, INDEX, _REMEDY)
 
 

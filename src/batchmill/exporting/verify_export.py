@@ -5,7 +5,6 @@ from typing import Literal, NamedTuple
 
 from batchmill.exporting.formats import find_format
 from batchmill.exporting.index import FOLDER, read_index, read_samples
-from batchmill.reading.published import local_copy
 from batchmill.storage import Store, open_store
 from batchmill.storage.fingerprints import hash_bytes
 from batchmill.urls import absolute
@@ -37,16 +36,15 @@ def find_differences(out: str) -> Iterator[ExportDifference]:
         OptionError: There is no complete export.
         StoreError: The store cannot be read.
     """
-    out = absolute(out)
-    index, store = read_index(out), open_store(out)
-    for file in index["shards"]:
-        name = file["name"]
+    store = open_store(absolute(out))
+    index = read_index(store)
+    known = {file["name"]: file["content"] for file in index["shards"]}
+    for name, content in known.items():
         if not store.exists(name):
             yield ExportDifference("missing", name)
-        elif store.content_of(name) != file["content"]:
+        elif store.content_of(name) != content:
             samples = list(_changed_samples(store, name, index["to"]))
             yield from samples or [ExportDifference("changed", name)]
-    known = {file["name"] for file in index["shards"]}
     for folder in sorted({name.rpartition("/")[0] for name in known}):
         for last in store.names(folder):
             name = f"{folder}/{last}" if folder else last
@@ -57,8 +55,8 @@ def find_differences(out: str) -> Iterator[ExportDifference]:
 
 def _changed_samples(store: Store, name: str, to: str) -> Iterator[ExportDifference]:
     """Yield the samples whose file differs. Nothing if the difference is elsewhere in the shard."""
-    with local_copy(store, name) as path:
-        payloads = find_format(to).payloads(path)
+    with store.open(name) as file:
+        payloads = find_format(to).payloads(file)
         for sample in read_samples(store, name).to_pylist():
             try:
                 data = next(payloads, None)
