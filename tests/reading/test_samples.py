@@ -19,7 +19,7 @@ from object_store import upload
 from published import publish_rows, publish_table, texts
 from torch.utils.data import DataLoader
 
-from batchmill import OptionError, StoreError, open_dataset
+from batchmill import LedgerError, OptionError, StoreError, open_dataset
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.snapshots import Snapshots
 from batchmill.reading import published
@@ -340,7 +340,7 @@ def test_a_damaged_table_of_a_version_is_rejected(words, tmp_path):
     run_job(words / "manifest.csv", "steps_under_test:copy", dataset)
     table = dataset / ".batchmill/snapshots/000001-table.parquet"
     table.write_bytes(table.read_bytes().replace(b"a.txt", b"b.txt"))
-    with pytest.raises(StoreError, match=r"table\.parquet: differs from the table that was"):
+    with pytest.raises(LedgerError, match=r"table\.parquet: is damaged"):
         open_dataset(dataset)
 
 

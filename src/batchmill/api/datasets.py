@@ -230,7 +230,7 @@ def metadata(dataset: str | os.PathLike[str], *, version: int | str | None = Non
 
     Raises:
         OptionError: There is no such dataset or version, or no table yet.
-        StoreError: The table is damaged.
+        LedgerError: The table is damaged.
     """
     from batchmill.reading.published import read_published  # Imports torch.
 

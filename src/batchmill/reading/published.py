@@ -1,9 +1,7 @@
 """Read the published tables of a dataset."""
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -17,10 +15,7 @@ from batchmill.ledger.open import open_ledger
 from batchmill.ledger.snapshots import Snapshot
 from batchmill.ledger.table_metadata import TableMetadata
 from batchmill.planning.run_spec import RunSpec, spec_of
-from batchmill.storage import Store, is_url, remote
-from batchmill.storage.fingerprints import hash_file
 from batchmill.storage.large_tables import SLICE_ROWS, collected
-from batchmill.storage.scratch import scratch_folder
 
 _REMOVED = (
     "the version that was opened does not exist any more. Later runs have removed it, or its table "
@@ -77,7 +72,8 @@ def read_published(
 
     Raises:
         OptionError: There is no dataset or no table yet, or the version was removed.
-        StoreError: The table cannot be read, or differs from the table that a run published.
+        LedgerError: The table differs from the table that a run published.
+        StoreError: The table cannot be read.
     """
     ledger = open_ledger(dataset)
     snapshots = ledger.snapshots
@@ -116,36 +112,13 @@ def check_kept(dataset: str, content: str) -> None:
 
 def _read(ledger: Ledger, version: Snapshot, columns: Collection[str] | None) -> Published:
     """Read the table of a version, and check its hash."""
-    name = ledger.snapshots.table_name(version.number)
-    place = ledger.store.url_of(name)
-    try:
-        with local_copy(ledger.store, name) as path, open(path, "rb") as file:
-            if hash_file(file) != version.table:
-                raise StoreError(place, "differs from the table that was published.")
-            file.seek(0)
-            # The pandas metadata in the schema would turn a manifest column into an index.
-            parquet = pq.ParquetFile(file)
-            names = parquet.schema_arrow.names
-            added = TableMetadata.of(parquet.schema_arrow)
-            needed = {*(columns or ()), *added.added}
-            chosen = [name for name in names if columns is None or name in needed]
-            batches = parquet.iter_batches(SLICE_ROWS, columns=chosen)
-            tables = (pa.Table.from_batches([one]).replace_schema_metadata(None) for one in batches)
-            schema = pa.schema([parquet.schema_arrow.field(name) for name in chosen])
-            table = collected(tables, schema)
-    except (OSError, pa.ArrowException) as error:
-        raise StoreError(place, f"cannot be read ({error}). Run the same command again.") from error
-    return Published(table, names, version, added)
-
-
-@contextmanager
-def local_copy(store: Store, name: str) -> Iterator[Path]:
-    """Yield the path of a file of a store. A remote file is fetched first."""
-    place = store.url_of(name)
-    if not is_url(place):
-        yield Path(place)
-        return
-    with scratch_folder() as folder:
-        path = folder / "file"
-        remote.fetch(place, str(path))
-        yield path
+    # The pandas metadata in the schema would turn a manifest column into an index.
+    parquet = pq.ParquetFile(pa.BufferReader(ledger.read_table(version)))
+    names = parquet.schema_arrow.names
+    added = TableMetadata.of(parquet.schema_arrow)
+    needed = {*(columns or ()), *added.added}
+    chosen = [name for name in names if columns is None or name in needed]
+    batches = parquet.iter_batches(SLICE_ROWS, columns=chosen)
+    tables = (pa.Table.from_batches([one]).replace_schema_metadata(None) for one in batches)
+    schema = pa.schema([parquet.schema_arrow.field(name) for name in chosen])
+    return Published(collected(tables, schema), names, version, added)
