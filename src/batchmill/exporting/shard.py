@@ -1,6 +1,6 @@
 """Write one shard of an export and its record."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain, islice
 from threading import Event
@@ -38,7 +38,7 @@ def digest_samples(task: ShardTask, stop: Event) -> str:
         _check(stop)
         content = own.content
         if not content:
-            content = hash_bytes(*read_files([own], task.root, are_inputs=task.are_inputs))
+            content = hash_bytes(_read_file(own, task))
         state.update(f"\n{content} ".encode())
         for one in further:
             state.update(f"{one.column}.{one.suffix} {one.content} ".encode())
@@ -62,7 +62,9 @@ def write_shard(task: ShardTask, stop: Event) -> ShardRecord:
 
     def read() -> Iterator[list[bytes]]:
         files = task.files()
-        contents = read_files([*chain(*files)], task.root, are_inputs=task.are_inputs)
+        each, load = [*chain(*files)], partial(_read_file, task=task)
+        is_remote = is_url(task.root)
+        contents = ahead_in_threads(load, each, _REQUESTS) if is_remote else map(load, each)
         for own in files:
             _check(stop)
             found = list(islice(contents, len(own)))
@@ -87,32 +89,18 @@ def _check(stop: Event) -> None:
         raise CancelledError("The export was stopped.")
 
 
-def read_files(files: Sequence[SampleFile], root: str, *, are_inputs: bool) -> Iterator[bytes]:
-    """Return the content of each file, in order. See `_read_file`."""
-    read = partial(_read_file, root=root, is_input=are_inputs)
-    return ahead_in_threads(read, files, _REQUESTS) if is_url(root) else map(read, files)
-
-
-def _read_file(file: SampleFile, root: str, *, is_input: bool) -> bytes:
-    """Read a file, and compare it with its recorded hash.
-
-    Args:
-        file: The file.
-        root: The folder or URL that its place is relative to.
-        is_input: True for an input, which the allowlist may reject.
-
-    Returns:
-        Its content.
+def _read_file(file: SampleFile, task: ShardTask) -> bytes:
+    """Read a file, and compare it with its recorded hash. The allowlist may reject an input.
 
     Raises:
         StoreError: The file is missing, or differs from its record.
         OptionError: The input may not be read here.
     """
-    place = join(root, file.place)
-    if is_input:
+    place = join(task.root, file.place)
+    if task.are_inputs:
         check_input(place)
     if parse_address(file.place):
-        data = open_store(root).read(file.place)
+        data = open_store(task.root).read(file.place)
     elif is_url(place):
         data = remote.read(place)
     else:
@@ -120,13 +108,13 @@ def _read_file(file: SampleFile, root: str, *, is_input: bool) -> bytes:
             with open(place, "rb", buffering=0) as opened:
                 data = opened.read()
         except OSError as error:
-            raise StoreError(place, f"{error.strerror}. {_remedy(is_input)}") from error
+            raise StoreError(place, f"{error.strerror}. {_remedy(task)}") from error
     if file.content and hash_bytes(data) != file.content:
-        raise StoreError(place, f"differs from what the run recorded. {_remedy(is_input)}")
+        raise StoreError(place, f"differs from what the run recorded. {_remedy(task)}")
     return data
 
 
-def _remedy(is_input: bool) -> str:
-    if is_input:
+def _remedy(task: ShardTask) -> str:
+    if task.are_inputs:
         return "The samples are the inputs, so run the job again, then export."
     return "Repair the dataset: batchmill verify --hash --repair. Then run the job again."
