@@ -26,12 +26,12 @@ def plan_shards(chosen: ExportRows, to: str, out: str, shard_bytes: int) -> list
     shape = find_format(to)
     samples = chosen.samples
     kind = _kind_of(pc.unique(samples["suffix"]).to_pylist())
-    files = pc.list_flatten(samples["further"]).combine_chunks()
-    suffixes: dict[str, set[str]] = {column: set() for column in chosen.further}
-    columns = files.field("column").to_pylist(), files.field("suffix").to_pylist()
-    for column, suffix in zip(*columns, strict=True):
-        suffixes[column].add(suffix)
-    further = {column: _kind_of(found) for column, found in suffixes.items()}
+    files = pc.list_flatten(samples["further"])
+    columns, suffixes = (pc.struct_field(files, name) for name in ("column", "suffix"))
+    further = {
+        column: _kind_of(pc.unique(suffixes.filter(pc.equal(columns, column))).to_pylist())
+        for column in chosen.further
+    }
     tasks: list[ShardTask] = []
     begin = 0
     # The samples of a split are together.

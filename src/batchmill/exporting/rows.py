@@ -185,20 +185,16 @@ def _recorded(
     known = pc.fill_null(pc.greater_equal(sizes, 0), False)
     if not pc.all(known).as_py():
         # The dataset has no record of these files, or a web server gives no size.
-        names = places.filter(pc.invert(known)).to_pylist()
-        measured = pa.array(_measure(root, names), pa.int64())
-        sizes = pc.replace_with_mask(
-            sizes.combine_chunks(), pc.invert(known).combine_chunks(), measured
-        )
+        unknown = pc.invert(known).combine_chunks()
+        names = places.filter(unknown).to_pylist()
+        found = [*open_store(root).sizes(names)]
+        if None in found:
+            place = join(root, names[found.index(None)])
+            raise StoreError(place, "is missing. Check it with batchmill verify.")
+        measured = pa.array(found, pa.int64())
+        measured = pc.max_element_wise(measured, 0)
+        sizes = pc.replace_with_mask(sizes.combine_chunks(), unknown, measured)
     return pc.fill_null(contents, ""), sizes
-
-
-def _measure(root: str, names: Sequence[str]) -> list[int]:
-    sizes = list(open_store(root).sizes(names))
-    for name, size in zip(names, sizes, strict=True):
-        if size is None:
-            raise StoreError(join(root, name), "is missing. Check it with batchmill verify.")
-    return [max(size or 0, 0) for size in sizes]
 
 
 def _splits(rows: pa.Table, dataset: str) -> pa.Array:
@@ -208,16 +204,14 @@ def _splits(rows: pa.Table, dataset: str) -> pa.Array:
     """
     if PARTITION_COLUMN not in rows.column_names:
         return pa.array([""] * len(rows))
-    named = pc.replace_substring_regex(rows[PARTITION_COLUMN].cast(_TEXT), r"[^A-Za-z0-9_]", "_")
-    missing = pc.fill_null(pc.equal(named, ""), True)
-    splits = pc.if_else(missing, _UNASSIGNED, named)
-    own = pc.if_else(missing, _UNASSIGNED, rows[PARTITION_COLUMN].cast(_TEXT))
-    pairs = pa.table([splits, own], ["split", "name"])
-    names = pairs.group_by(["split", "name"]).aggregate([])
-    if len(names) > len(pc.unique(names["split"])):
+    own = rows[PARTITION_COLUMN].cast(_TEXT)
+    own = pc.if_else(pc.fill_null(pc.equal(own, ""), True), _UNASSIGNED, own)
+    splits = pc.replace_substring_regex(own, r"[^A-Za-z0-9_]", "_")
+    names = pc.unique(own)
+    if len(names) > len(pc.unique(splits)):
         raise OptionError(
             f"{dataset}: some of its partitions have names that differ only in signs, and would be "
-            f"one split: {', '.join(sorted(map(repr, names['name'].to_pylist())))}. Rename one, or "
+            f"one split: {', '.join(sorted(map(repr, names.to_pylist())))}. Rename one, or "
             "export each alone: --partition."
         )
     return splits

@@ -21,7 +21,7 @@ from batchmill.options.base import parse_size
 from batchmill.planning.batching import own_cores
 from batchmill.reading.published import check_kept
 from batchmill.reading.selection import Selection
-from batchmill.storage import Store, is_url, open_store, remote
+from batchmill.storage import Store, if_exists, is_url, open_store, remote
 from batchmill.storage.objects import unwritable
 from batchmill.urls import absolute
 
@@ -211,11 +211,7 @@ def _move(store: Store, digests: Mapping[str, str], known: dict[str, index.Shard
 def _finish(store: Store, names: Set[str], content: Mapping[str, Any]) -> None:
     """Remove all shards except those with these names, and write the index last."""
     data = sealed(content)
-    if (
-        store.exists(index.INDEX)
-        and not store.exists(index.BEGUN)
-        and store.read(index.INDEX) == data
-    ):
+    if if_exists(store.read, index.INDEX) == data and not store.exists(index.BEGUN):
         return
     for name in index.earlier_files(store) - names:
         store.delete(index.record_name(name))
