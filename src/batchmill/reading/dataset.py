@@ -4,6 +4,7 @@ import operator
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -105,15 +106,14 @@ def open_dataset(
             f"batchmill failures {quote(dataset)}"
         )
     places = samples.table["place"].combine_chunks()
-    names = [] if callable(load) or isinstance(load, str) else one_of_each_suffix(places)
-    chosen = choose_load(load, names, dataset)
+    chosen = choose_load(load, one_of_each_suffix(places), dataset)
     further = [name for name in selection.columns if name in published.added.further]
     for name in further:
         files = samples.table[name].combine_chunks()
         files = files.filter(pc.not_equal(files, ""))
         choose_load(None, one_of_each_suffix(files), dataset)  # Raises for an unknown suffix.
     root = None
-    if samples.are_inputs and len(places):
+    if samples.are_inputs:
         root = _input_root(dataset, published.spec.root, places[0].as_py())
     table = map_table(samples.table, partial(_table_again, selection, published.content))
     return SampleDataset(selection, published.content, table, root, chosen, transform, further)
@@ -204,24 +204,28 @@ class SampleDataset(Dataset[Any]):
         """
         rows = [self._table.row(operator.index(index)) for index in indices]
         files = [file for row in rows for file in self._files(row)]
-        if not any(is_url(join(self._root, place)) for place, _ in files):
-            return self._samples(indices, rows, (self._opener(*file) for file in files))
-        if get_worker_info():
+        is_remote = any(is_url(join(self._root, place)) for place, _ in files)
+        if is_remote and get_worker_info():
             obstore_s3.use_obstore()
-        with scratch_folder() as folder:
+        with ExitStack() as stack:
+            folder = stack.enter_context(scratch_folder()) if is_remote else None
             fetch = partial(self._opener, folder=folder)
-            openers = ahead_in_threads(lambda file: fetch(*file), files, remote.THREADS)
-            return self._samples(indices, rows, openers)
+            threads = remote.THREADS
+            openers = ahead_in_threads(fetch, files, threads) if is_remote else map(fetch, files)
+            pairs = zip(indices, rows, strict=True)
+            count = 1 + len(self._further)
+            return [self._sample(index, row, islice(openers, count)) for index, row in pairs]
 
     def _files(self, row: Sequence[Any]) -> list[tuple[str, Load]]:
         """Return the places of the files of a row, and the functions that open them."""
         return [(row[0], self._load), *((row[at], open_by_suffix) for at in self._further)]
 
-    def _opener(self, place: str, load: Load, folder: Path | None = None) -> Callable[[], Any]:
+    def _opener(self, file: tuple[str, Load], folder: Path | None) -> Callable[[], Any]:
         """Return a function that opens a file, or that raises the error of the store.
 
         A file in a pack is read now. Another remote file is fetched now, to a temporary `folder`.
         """
+        place, load = file
         if not place:
             return lambda: None  # The row has no such file.
         full = join(self._root, place)
@@ -239,17 +243,6 @@ class SampleDataset(Dataset[Any]):
         except BatchmillError as error:
             return partial(_raise, error)
         return partial(_open_and_remove, path, full, load)
-
-    def _samples(
-        self,
-        indices: Sequence[int],
-        rows: Sequence[Sequence[Any]],
-        openers: Iterator[Callable[[], Any]],
-    ) -> list[Any]:
-        return [
-            self._sample(index, row, islice(openers, 1 + len(self._further)))
-            for index, row in zip(indices, rows, strict=True)
-        ]
 
     def _sample(self, index: int, row: Sequence[Any], openers: Iterable[Callable[[], Any]]) -> Any:
         """Return a sample. The openers open its files, in the order of `_files`."""
