@@ -110,11 +110,9 @@ def _map_again(path: str, make: Callable[[], pa.Table]) -> MappedTable:
 
 def _array(scalar: Any) -> np.ndarray:
     """Return a copy of a vector or a tensor, because torch needs an array that it may change."""
-    if isinstance(scalar, pa.FixedShapeTensorScalar):
-        found: np.ndarray = scalar.to_numpy().copy()
-        return found
-    values: np.ndarray = scalar.values.to_numpy().copy()
-    return values
+    values = scalar if isinstance(scalar, pa.FixedShapeTensorScalar) else scalar.values
+    copy: np.ndarray = values.to_numpy().copy()
+    return copy
 
 
 def _give_up(folder: str, descriptor: int, owner: int) -> None:
