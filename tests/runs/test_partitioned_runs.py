@@ -20,6 +20,7 @@ from batchmill.options.failure_policy import FailurePolicy
 from batchmill.partitions.record import last_assignment, write_assignment
 from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import prepare
+from batchmill.publishing.publish import publish_changes
 from batchmill.publishing.report import write_report
 from batchmill.runs.execute import RunObserver
 from batchmill.runs.run import open_run
@@ -157,6 +158,7 @@ def test_the_report_is_stale_after_the_partitions_change(job):
         with open_run(job.plan(**options)) as run:
             run.divide(Cores(total=1, node=1))
             run.finalize()
+            publish_changes(run.prepared, run.number)
             is_stale = run.report_is_stale
             run.end()
             return is_stale

@@ -28,7 +28,7 @@ from batchmill.planning.batching import Cores, Layout
 from batchmill.planning.job import Job
 from batchmill.planning.partition_assignment import without_withdrawn
 from batchmill.planning.prepare import Prepared, plan_again, prepare
-from batchmill.planning.run_spec import partitions_of, write_run_plan
+from batchmill.planning.run_spec import write_run_plan
 from batchmill.publishing.summary import Summary, summarise
 from batchmill.runs.node_check import Probe
 from batchmill.shards.inputs import pickled_step_name
@@ -135,14 +135,10 @@ class Run:
 
     @property
     def report_is_stale(self) -> bool:
-        """True if the dataset's report does not show the current state."""
-        plan = self.prepared.plan
-        changed = self.pending or len(plan.withdrawn) or len(plan.adopted) or not self.lease.clean
-        last = self.number - 1
-        before = (self.ledger.read_summary(last) if last else None) or {}
-        changed = changed or "unpublished" in before
-        changed = changed or before.get("partitions", {}) != partitions_of(self.prepared)
-        return bool(changed) or REPORT not in self.ledger.store.names("")
+        """True if the dataset's report does not show the state that this run has published."""
+        changed = self.pending or self.number in self.ledger.snapshots.numbers()
+        # A killed run may have recorded its snapshot, but not have written the report.
+        return bool(changed) or not self.lease.clean or REPORT not in self.ledger.store.names("")
 
     def end(self, *, lost: bool = False, unpublished: str = "") -> Summary:
         """Record the run's summary, and return it. Remove old versions and old runs' folders.
