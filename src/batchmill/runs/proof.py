@@ -78,7 +78,10 @@ def prove(
         StoreError: A store cannot be read.
     """
     ledger = open_ledger(dataset)
-    version = _version(ledger, dataset, options.version)
+    snapshots, wanted = ledger.snapshots, options.version
+    version = snapshots.last_version() if wanted is None else snapshots.find(wanted)
+    if version is None:
+        raise OptionError(f"{dataset}: has no version yet. Run its job, which makes one.")
     recorded = RecordedVersion.read(
         ledger, dataset, version, root=options.root, trust_step=options.trust_step
     )
@@ -110,15 +113,6 @@ def parse_count(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise OptionError(f"--execute {text}: expected a number of results, or all.")
     return int(text)
-
-
-def _version(ledger: Ledger, dataset: str, wanted: int | str | None) -> Snapshot:
-    if wanted is not None:
-        return ledger.snapshots.find(wanted)
-    version = ledger.snapshots.last_version()
-    if version is None:
-        raise OptionError(f"{dataset}: has no version yet. Run its job, which makes one.")
-    return version
 
 
 def _prove(
@@ -156,7 +150,7 @@ def _prove(
         ),
         table=version.table,
         step=recorded.spec.step,
-        results=len(recorded.records),
+        results=len(recorded.state),
         sample=len(records),
         seed=seed,
         different=len(different),

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,7 +30,6 @@ from batchmill.step.load import Step
 from batchmill.step.planned import differences_from_plan
 from batchmill.step.value.shipping import pickle_digest
 from batchmill.storage import is_url
-from batchmill.storage.large_tables import take
 from batchmill.storage.name_search import rows_of
 
 _COLUMNS = (*PLANNED_COLUMNS, *RESULT_COLUMNS, "carried", "result_run")
@@ -42,12 +42,10 @@ class RecordedVersion:
     Attributes:
         ledger: The ledger.
         version: The version.
-        spec: The settings of a run with its step.
+        spec: The settings of its run, with the folder or URL of the inputs on this machine.
         step: The step, as this machine has it.
         step_change: How it differs from the recorded one. Empty if it does not.
-        root: The folder or URL of the inputs.
         state: The inputs that are ok in the version.
-        records: Their records.
     """
 
     ledger: Ledger
@@ -55,9 +53,7 @@ class RecordedVersion:
     spec: RunSpec
     step: Step
     step_change: str
-    root: str
     state: State
-    records: pa.Table
 
     @classmethod
     def read(
@@ -93,28 +89,27 @@ class RecordedVersion:
             change = f"the step differs here: {found[0]}" if found else ""
             step = replace(step, identity=version.step)
         state = ledger.read_state(version).listed()
-        state = state.select(pc.equal(state.table["outcome"], OK))
         return cls(
             ledger=ledger,
             version=version,
-            spec=replace(spec, search=search),
+            spec=replace(spec, search=search, root=root or spec.root),
             step=step,
             step_change=change,
-            root=root or spec.root,
-            state=state,
-            records=state.records(_COLUMNS),
+            state=state.select(pc.equal(state.table["outcome"], OK)),
         )
 
     def chosen(self, count: int, seed: int) -> pa.Table:
-        """Return the records of a random sample."""
-        found = len(self.records)
-        return take(self.records, pa.array(random_sample(found, count or found, seed)))
+        """Return the records of a random sample. A `count` of 0 means all."""
+        is_chosen = np.zeros(len(self.state), bool)
+        is_chosen[random_sample(len(is_chosen), count or len(is_chosen), seed)] = True
+        return self.state.select(is_chosen).records(_COLUMNS)
 
     def manifest(self, records: pa.Table) -> Manifest:
         """Return a manifest with the inputs of some records, as they are now."""
-        if not is_url(self.root) and not os.path.isdir(self.root):
+        root = self.spec.root
+        if not is_url(root) and not os.path.isdir(root):
             raise OptionError(
-                f"{self.root}: this folder of the inputs does not exist here. Give it with --root."
+                f"{root}: this folder of the inputs does not exist here. Give it with --root."
             )
         names = records["input"]
         if self.spec.source_dataset:
@@ -128,7 +123,7 @@ class RecordedVersion:
             pd.DataFrame(rows, dtype=object),
             file_columns=self.spec.file_columns,
             folders=self.spec.folders,
-            root=self.root,
+            root=root,
             allow_outside=True,
         )
         columns = self._typed(manifest.manifest_columns, carried)
@@ -149,7 +144,7 @@ class RecordedVersion:
 
     def _part_of_source(self, names: pa.ChunkedArray) -> Manifest:
         """Return the listed outputs of the dataset that this one was made from."""
-        source, version = self.root, self.spec.source_version
+        source, version = self.spec.root, self.spec.source_version
         whole = load_manifest(
             f"{source}@{version}" if version else source, file_columns=self.spec.file_columns
         )
