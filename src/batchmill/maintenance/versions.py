@@ -12,25 +12,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from batchmill.cells import texts_of
-from batchmill.layout import INPUT_COLUMN, MORE_COLUMNS, OUTPUT_COLUMN
+from batchmill.layout import INPUT_COLUMN, OUTPUT_COLUMN, PARTITION_COLUMN
 from batchmill.ledger.lease import lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.outputs import file_names, listed_outputs
 from batchmill.ledger.snapshots import Snapshot
-from batchmill.ledger.table_metadata import TableMetadata
+from batchmill.planning.run_spec import spec_of
 from batchmill.storage.large_tables import SLICE_ROWS, collected, select, slices, take
 from batchmill.storage.name_search import repeated, rows_of
 
 _INPUT, _STEP, _PARAMS, _ROW, _OTHER = "input", "step", "params", "row", "executed again"
-_COLUMNS = ("input", "outcome", "content", "etag", "step", "carried", "rows", "outputs")
-# The other columns of an input's rows, as JSON text, and the result that a version has of an input.
+_COLUMNS = ("input", "content", "etag", "step", "carried", "rows", "outputs")
+# The other columns of an input's rows, as JSON text.
 _GIVEN = pa.schema([("input", pa.string()), ("given", pa.string())])
-_RESULTS = pa.schema(
-    [
-        (name, pa.string())
-        for name in ("input", "content", "etag", "step", "carried", "rows", "paths", "given")
-    ]
-)
 
 
 class ListedVersion(NamedTuple):
@@ -88,25 +82,23 @@ def list_versions(ledger: Ledger) -> list[ListedVersion]:
     names = ledger.snapshots.names()
     states = (ledger.read_state(version).listed() for version in versions)
     own = _own_bytes([_files(state.records(["outputs"])) for state in states])
-    proofs = {proof.version: proof for proof in ledger.proofs.read_all()}
-    listed = []
-    for version, size in zip(versions, own, strict=True):
-        described = ledger.steps.read(version.step) or {}
-        listed.append(
-            ListedVersion(
-                version=version.number,
-                created=version.created,
-                rows=version.rows,
-                failures=version.failed,
-                step=described.get("ref", ""),
-                params=described.get("params", {}),
-                own_bytes=size,
-                names=sorted(name for name, number in names.items() if number == version.number),
-                table=version.table,
-                proof=proofs[version.number].short if version.number in proofs else "",
-            )
+    proofs = {proof.version: proof.short for proof in ledger.proofs.read_all()}
+    steps = [ledger.steps.read(version.step) or {} for version in versions]
+    return [
+        ListedVersion(
+            version=version.number,
+            created=version.created,
+            rows=version.rows,
+            failures=version.failed,
+            step=step.get("ref", ""),
+            params=step.get("params", {}),
+            own_bytes=size,
+            names=sorted(name for name, number in names.items() if number == version.number),
+            table=version.table,
+            proof=proofs.get(version.number, ""),
         )
-    return listed
+        for version, step, size in zip(versions, steps, own, strict=True)
+    ]
 
 
 def _files(records: pa.Table) -> pa.Table:
@@ -172,8 +164,7 @@ def compare_versions(ledger: Ledger, before: int | str, after: int | str) -> Ver
     is_added[rows.drop_null().to_numpy()] = False
     changed: dict[str, list[str]] = {}
     for one, other in zip(slices(old), slices(take(new, rows)), strict=True):
-        compared = [pc.not_equal(one[name], other[name]) for name in ("rows", "paths", "given")]
-        differs = reduce(pc.or_, compared)
+        differs = reduce(pc.or_, map(pc.not_equal, _compared(one), _compared(other)))
         pairs = zip(one.filter(differs).to_pylist(), other.filter(differs).to_pylist(), strict=True)
         for was, now in pairs:
             changed.setdefault(_reason(ledger, was, now), []).append(was["input"])
@@ -190,41 +181,27 @@ def _results(ledger: Ledger, version: Snapshot) -> pa.Table:
     """Return the results in the table of a version, a row for each input."""
     table = pq.ParquetFile(pa.BufferReader(ledger.read_table(version)))
     found = ledger.read_state(version).records(_COLUMNS)
-    given = collected(_given(table, found["rows"]), _GIVEN)
+    given = collected(_given(version, table), _GIVEN)
     rows = rows_of(found["input"], given["input"])
     found, given = select(found, rows.is_valid()), take(given, rows.drop_null())
-    parts = zip(slices(found), slices(given), strict=True)
-    return collected((_result(one, other["given"]) for one, other in parts), _RESULTS)
+    return found.append_column("given", given["given"])
 
 
-def _result(records: pa.Table, given: pa.ChunkedArray) -> pa.Table:
-    paths = [
-        json.dumps([file["path"] for file in files]) for files in records["outputs"].to_pylist()
-    ]
-    columns = [records[name] for name in _RESULTS.names[:-2]]
-    columns[2] = columns[2].fill_null("")  # The ETag.
-    return pa.table([*columns, pa.array(paths, pa.string()), given], schema=_RESULTS)
+def _compared(results: pa.Table) -> list[pa.ChunkedArray | pa.Array]:
+    """Return the columns that differ if a result has changed. A path names a content."""
+    listed = results["outputs"].to_pylist()
+    paths = [json.dumps([file["path"] for file in files or ()]) for files in listed]
+    return [results["rows"], pa.array(paths, pa.string()), results["given"]]
 
 
-def _given(table: pq.ParquetFile, rows: pa.ChunkedArray) -> Iterator[pa.Table]:
-    """Return the columns of each input in a table, without those of the step, as one text.
+def _given(version: Snapshot, table: pq.ParquetFile) -> Iterator[pa.Table]:
+    """Yield the manifest's columns and the partition of each input in the table of a version.
 
-    These are the other columns of the manifest, and the partition. They may change although the
-    input is not executed again.
-
-    Args:
-        table: The table.
-        rows: The step's rows. Their keys are the columns of the step.
+    They are one text for each input. They may change although the input is not executed again.
     """
-    schema = table.schema_arrow
-    others = TableMetadata.of(schema).added | {INPUT_COLUMN, OUTPUT_COLUMN, MORE_COLUMNS}
-    names = {name for name in schema.names if name not in others}
-    for start in range(0, len(rows) if names else 0, SLICE_ROWS):
-        texts = rows.slice(start, SLICE_ROWS).to_pylist()
-        names.difference_update(key for text in texts for row in json.loads(text) for key in row)
-        if not names:
-            break
-    chosen = [name for name in schema.names if name in names]
+    spec, known = spec_of(version.settings), table.schema_arrow.names
+    names = {*spec.manifest_schema.names, *([PARTITION_COLUMN] if spec.partitioning else [])}
+    chosen = [name for name in known if name in names - {INPUT_COLUMN, OUTPUT_COLUMN}]
     last = None
     for batch in table.iter_batches(SLICE_ROWS, columns=[INPUT_COLUMN, *chosen]):
         frame = batch.to_pandas().drop_duplicates(INPUT_COLUMN)
@@ -242,11 +219,17 @@ def _given(table: pq.ParquetFile, rows: pa.ChunkedArray) -> Iterator[pa.Table]:
 def _reason(ledger: Ledger, was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     # The content of an input that its step read in parts is unknown.
     kind = "content" if was["content"] and now["content"] else "etag"
-    if was[kind] != now[kind]:
+    if (was[kind] or "") != (now[kind] or ""):
         return _INPUT
     if was["step"] != now["step"]:
         old, new = (ledger.steps.read(one["step"]) or {} for one in (was, now))
         same_code = {**old, "params": None} == {**new, "params": None}
         return _PARAMS if old and same_code else _STEP
-    is_row = any(was[name] != now[name] for name in ("carried", "given"))
+    is_row = was["carried"] != now["carried"] or _own_given(was) != _own_given(now)
     return _ROW if is_row else _OTHER
+
+
+def _own_given(result: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values of the manifest that no value of the step replaces."""
+    keys = {key for row in json.loads(result["rows"]) for key in row}
+    return {name: text for name, text in json.loads(result["given"]).items() if name not in keys}
