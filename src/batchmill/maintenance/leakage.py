@@ -65,8 +65,7 @@ def find_duplicates(ledger: Ledger) -> Iterator[str]:
         pc.and_(pc.not_equal(records["content"], ""), pc.greater(records["size"], 0))
     ).select(["input", "content"])
     frame = contents.to_pandas().merge(assignment.listed().to_pandas(), on="input")
-    one_of_each = frame.sort_values("input").drop_duplicates(["content", PARTITION_COLUMN])
-    for _, same in _several(one_of_each, "content"):
+    for _, same in _several(frame.sort_values("input"), "content"):
         yield f"{_where(same)} have the same content"
 
 
@@ -83,10 +82,7 @@ def torn_groups(rows: pd.DataFrame) -> Iterator[str]:
     Args:
         rows: The columns `input`, `group` and `partition`. Rows without a value are ignored.
     """
-    one_of_each = rows.dropna(subset=["group", PARTITION_COLUMN]).drop_duplicates(
-        ["group", PARTITION_COLUMN]
-    )
-    for key, torn in _several(one_of_each, "group"):
+    for key, torn in _several(rows, "group"):
         yield f"{name_of_key(key)} is in several partitions: {_where(torn)}"
 
 
@@ -122,8 +118,10 @@ def _not_as_hashed(assignment: Assignment) -> Iterator[str]:
 
 
 def _several(frame: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the rows that share a value in `column`, one group of rows per value."""
-    for key, rows in frame[frame.duplicated(column, keep=False)].groupby(column):
+    """Yield each value in `column` that is in several partitions, with a row of each one."""
+    pair = [column, PARTITION_COLUMN]
+    one_of_each = frame.dropna(subset=pair).drop_duplicates(pair)
+    for key, rows in one_of_each[one_of_each.duplicated(column, keep=False)].groupby(column):
         yield str(key), rows
 
 
@@ -133,9 +131,9 @@ def _where(rows: pd.DataFrame) -> str:
 
 
 class Finding(NamedTuple):
-    """A leak, or the reason why the partitions were not compared."""
+    """A leak, a duplicate, or the reason why the partitions were not compared."""
 
-    kind: Literal["leak", "unchecked"]
+    kind: Literal["leak", "duplicate", "unchecked"]
     message: str
 
 
@@ -183,8 +181,6 @@ def compare_with_source(ledger: Ledger) -> Iterator[Finding]:
 
 def _read_columns(store: Store, names: list[str], table: str = METADATA) -> pd.DataFrame:
     """Read those columns of a dataset's table that exist. Partitions become text."""
-    if not store.exists(table):
-        raise StoreError(store.url_of(table), "there is no table")
     file = pq.ParquetFile(store.open(table))
     known = [name for name in names if name in file.schema_arrow.names]
     frame: pd.DataFrame = file.read(columns=known).to_pandas()

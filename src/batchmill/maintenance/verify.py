@@ -1,10 +1,9 @@
 """Compares a dataset with its ledger, and repairs the differences."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from shlex import quote
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.errors import LedgerError, OptionError, StoreError
@@ -23,10 +22,9 @@ from batchmill.ledger.lease import check_free, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.state import State
 from batchmill.maintenance.cleanup import named_files, unreferenced
-from batchmill.maintenance.leakage import compare_with_source, find_duplicates, find_leaks
+from batchmill.maintenance.leakage import Finding, compare_with_source, find_duplicates, find_leaks
 from batchmill.planning.plan_file import PlanFile
 from batchmill.storage import Store, if_exists, in_threads
-from batchmill.storage.fingerprints import hash_bytes
 from batchmill.storage.large_tables import select
 
 
@@ -83,14 +81,11 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
         yield Difference("changed", name, message=message)
     if damaged:
         return  # The partitions depend on the last plan and its summary.
-    leaks = list(find_leaks(ledger))
-    for message in leaks:
-        yield Difference("leak", METADATA, message=message)
-    for finding in compare_with_source(ledger):
-        if finding.message not in leaks:  # The dataset's own record may show the same leak.
-            yield Difference(finding.kind, METADATA, message=finding.message)
-    for message in find_duplicates(ledger):
-        yield Difference("duplicate", METADATA, message=message)
+    findings = [Finding("leak", message) for message in find_leaks(ledger)]
+    findings += compare_with_source(ledger)  # It may find the same leak.
+    findings += [Finding("duplicate", message) for message in find_duplicates(ledger)]
+    for kind, message in dict.fromkeys(findings):
+        yield Difference(kind, METADATA, message=message)
 
 
 def _compare_tables(ledger: Ledger, state: State, last: int) -> Iterator[Difference]:
@@ -137,10 +132,10 @@ def verify_version(
     """
     version = ledger.snapshots.find(wanted)
     table = ledger.snapshots.table_name(version.number)
-    data = if_exists(ledger.store.read, table)
-    if data is None:
+    content = if_exists(ledger.store.content_of, table)
+    if content is None:
         yield Difference("missing", table)
-    elif hash_bytes(data) != version.table:
+    elif content != version.table:
         yield Difference("changed", table, message="differs from the published table")
     # An input that the manifest did not list has a record, but no row in the version.
     state = ledger.read_state(version).listed()
@@ -149,7 +144,10 @@ def verify_version(
 
 def _compare_outputs(store: Store, state: State, *, hash_files: bool) -> Iterator[Difference]:
     """Yield the outputs of a state that are missing or changed."""
-    owners = _files_by_path(state.records(["input", "outputs"]))
+    records = state.records(["input", "outputs"])
+    records = select(records, pc.greater(pc.list_value_length(records["outputs"]), 0))
+    listed = zip(records["input"].to_pylist(), records["outputs"].to_pylist(), strict=True)
+    owners = {file["pack"] or file["path"]: (who, file) for who, files in listed for file in files}
     names = list(owners)
     sizes = dict(zip(names, store.sizes(names), strict=True))
 
@@ -180,18 +178,6 @@ def _damaged_files(ledger: Ledger) -> Iterator[str]:
             ledger.read_summary(run)
         except LedgerError:
             yield ledger.summary_name(run)
-
-
-def _files_by_path(records: pa.Table) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """Return the input and the description of each output of some records, by its name."""
-    records = select(records, pc.greater(pc.list_value_length(records["outputs"]), 0))
-    return {
-        file["pack"] or file["path"]: (owner, file)
-        for owner, files in zip(
-            records["input"].to_pylist(), records["outputs"].to_pylist(), strict=True
-        )
-        for file in files
-    }
 
 
 def examine(
