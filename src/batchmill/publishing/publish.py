@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
@@ -165,21 +164,15 @@ def make_tables(
     is_shown = pc.and_(pc.or_(pc.is_valid(position), is_young), has_result(state.table))
     records = state.select(is_shown).records(["input", "rows", "outputs", "result_run"])
     records = records.append_column("position", position.filter(is_shown.combine_chunks()))
-    records = take(records, _in_order(records))
+    # A file that is too young has no position. These are at the end, sorted by name.
+    order = pc.sort_indices(records, [("position", "ascending"), ("input", "ascending")])
+    records = take(records, order.cast(pa.int64()))
     if assignment is not None:
-        records = records.append_column(PARTITION_COLUMN, _assigned(assignment, records["input"]))
+        place = rows_of(records["input"], assignment.rows["input"])
+        partition = assignment.rows[PARTITION_COLUMN].take(place)
+        records = records.append_column(PARTITION_COLUMN, partition)
     metadata = metadata_table(records, manifest, declared or {})
     return Tables(metadata, read_failures(state).table)
-
-
-def _in_order(records: pa.Table) -> pa.Array:
-    """Sort rows by position. Those without one are at the end, sorted by input."""
-    position = records["position"].fill_null(-1).to_numpy()
-    young = np.flatnonzero(position < 0)
-    names = records["input"].take(pa.array(young))
-    young = young[pc.sort_indices(names).to_numpy()]
-    listed = np.flatnonzero(position >= 0)
-    return pa.array(np.append(listed[np.argsort(position[listed])], young))
 
 
 def write_tables(store: Store, tables: Tables) -> dict[str, dict[str, Any]]:
@@ -200,12 +193,6 @@ def write_tables(store: Store, tables: Tables) -> dict[str, dict[str, Any]]:
 
 def _write_csv(table: pa.Table, file: HashingFile) -> None:
     pcsv.write_csv(for_csv(table), file)
-
-
-def _assigned(assignment: Assignment, names: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the partition of each input."""
-    rows = assignment.rows
-    return rows[PARTITION_COLUMN].take(rows_of(names, rows["input"]))
 
 
 def _write(
