@@ -8,7 +8,7 @@ files, a column with the prefix `address ` has their addresses in packs, null fo
 
 import json
 import logging
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -84,26 +84,21 @@ def metadata_table(records: pa.Table, manifest: Manifest, declared: Mapping[str,
     if mixed:
         # A typed chunk no longer has the text of a value: 1 and 1.0 are equal floats.
         again = (_chunk(part, manifest, keys, limit, {}, {}, mixed) for part in parts)
-        as_texts = kept(_only(mixed, chunk) for chunk in again)
+        # The other columns are left out, which limits the memory.
+        needed = {_STALE, *(f"{_VALUES}{name}" for name in mixed)}
+        as_texts = kept(one.select([n for n in one.column_names if n in needed]) for one in again)
         columns |= {name: _joined(f"{_VALUES}{name}", as_texts, pa.string()) for name in mixed}
     more = _joined(_MORE, chunks, pa.string())
-    if more.null_count < len(more):
-        columns[_free_name(MORE_COLUMNS, columns)] = more
+    _add(columns, MORE_COLUMNS, more, more.is_valid())
     added: dict[str, str] = {}
     for name in _names(chunks, _ADDRESSES):
         packs = _joined(f"{_ADDRESSES}{name}", chunks, pa.string())
-        column = ""
-        if packs.null_count < len(packs):
-            column = _free_name(_PACK if name == OUTPUT_COLUMN else f"{name}_{_PACK}", columns)
-            columns[column] = packs
+        own = _PACK if name == OUTPUT_COLUMN else f"{name}_{_PACK}"
+        column = _add(columns, own, packs, packs.is_valid())
         if column or name != OUTPUT_COLUMN:
             added[name] = column
     stale = _joined(_STALE, chunks, pa.bool_())
-    stale_column = ""
-    if pc.any(stale).as_py():
-        stale_column = _free_name(_STALE, columns)
-        columns[stale_column] = stale
-    metadata = TableMetadata(stale=stale_column, packs=added)
+    metadata = TableMetadata(stale=_add(columns, _STALE, stale, stale), packs=added)
     return pa.table(columns).replace_schema_metadata(metadata.as_arrow())
 
 
@@ -111,12 +106,6 @@ def _names(chunks: Sequence[pa.Table], prefix: str) -> dict[str, None]:
     """Return the names of the columns of chunks that have a prefix, in order, without it."""
     names = (name for chunk in chunks for name in chunk.column_names if name.startswith(prefix))
     return dict.fromkeys(name.removeprefix(prefix) for name in names)
-
-
-def _only(names: Container[str], chunk: pa.Table) -> pa.Table:
-    """Return a chunk without the values of other columns. It limits the memory."""
-    values = [f"{_VALUES}{name}" for name in _names([chunk], _VALUES) if name in names]
-    return chunk.select([_STALE, *values])
 
 
 def _parts(records: pa.Table) -> Iterator[pa.Table]:
@@ -131,9 +120,15 @@ def _parts(records: pa.Table) -> Iterator[pa.Table]:
         start = stop
 
 
-def _free_name(name: str, names: Container[str]) -> str:
-    while name in names:
+def _add(
+    columns: dict[str, pa.ChunkedArray], name: str, column: pa.ChunkedArray, used: pa.ChunkedArray
+) -> str:
+    """Add a column under a name that is free. Return the name; "" if no row has `used` it."""
+    if not pc.any(used).as_py():
+        return ""
+    while name in columns:
         name += "_"
+    columns[name] = column
     return name
 
 
