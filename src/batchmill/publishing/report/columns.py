@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from batchmill.errors import StoreError
 from batchmill.layout import METADATA
-from batchmill.storage import Store, if_exists
+from batchmill.storage import Store
 from batchmill.storage.large_tables import count_values
 
 SHOWN_COLUMNS = 60
@@ -56,14 +56,11 @@ _Read = Callable[[], Iterator[pa.Array]]
 
 def describe_columns(store: Store) -> Columns:
     """Describe the columns of the table in a store; nothing without a readable table."""
-    with suppress(OSError, pa.ArrowException, StoreError):
-        file = if_exists(store.open, METADATA)
-        if file:
-            with file:
-                table = pq.ParquetFile(file)
-                fields = list(table.schema_arrow)
-                shown = [_describe(table, field) for field in fields[:SHOWN_COLUMNS]]
-                return Columns(shown, len(fields) - len(shown))
+    with suppress(OSError, pa.ArrowException, StoreError), store.open(METADATA) as file:
+        table = pq.ParquetFile(file)
+        fields = list(table.schema_arrow)
+        shown = [_describe(table, field) for field in fields[:SHOWN_COLUMNS]]
+        return Columns(shown, len(fields) - len(shown))
     return Columns([], 0)
 
 

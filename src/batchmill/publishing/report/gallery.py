@@ -195,10 +195,8 @@ class ChosenRow(NamedTuple):
 def chosen_rows(store: Store, count: int) -> Iterator[ChosenRow]:
     """Yield at most `count` rows of the table that have an output, evenly chosen.
 
-    Nothing is chosen if the table is damaged.
+    Nothing is chosen if the table is missing or damaged.
     """
-    if not store.exists(METADATA):
-        return
     with suppress(OSError, pa.ArrowException, StoreError), store.open(METADATA) as file:
         table = pq.ParquetFile(file)
         if OUTPUT_COLUMN not in table.schema_arrow.names:
