@@ -19,7 +19,6 @@ from batchmill.storage.scratch import scratch_folder
 from batchmill.testing.fresh import Fresh, Result, run_fresh
 from batchmill.testing.trial import Trial
 
-Results = Mapping[str, Result]
 _REMEDY = (
     "Make it depend only on its input, its params and its row. Seed random numbers, and write no "
     "times into file headers."
@@ -59,8 +58,7 @@ def check_step(
     paths = [Path(sample).absolute() for sample in samples]
     name = step if isinstance(step, str) else getattr(step, "__qualname__", repr(step))
     try:
-        _check_arguments(paths, rows, "rows")
-        _check_arguments(paths, files, "files")
+        _check_arguments(paths, rows=rows, files=files)
         with scratch_folder() as folder:
             trial = Trial(
                 folder=folder / "first",
@@ -83,18 +81,18 @@ def check_step(
     ]
 
 
-def _check_arguments(
-    paths: Sequence[Path], given: Sequence[Mapping[str, Any]] | None, what: str
-) -> None:
+def _check_arguments(paths: Sequence[Path], **lists: Sequence[Mapping[str, Any]] | None) -> None:
     if not paths:
         raise OptionError("there are no samples. Give the path of at least one file.")
     for path in paths:
         if not path.is_file():
             raise OptionError(f"the sample {path} is not a file. Check the path.")
-    if given is not None and len(given) != len(paths):
-        raise OptionError(
-            f"{len(given)} {what} for {len(paths)} samples. Give one item of `{what}` per sample."
-        )
+    for what, given in lists.items():
+        if given is not None and len(given) != len(paths):
+            raise OptionError(
+                f"{len(given)} {what} for {len(paths)} samples. "
+                f"Give one item of `{what}` per sample."
+            )
 
 
 def _told(name: str, paths: Sequence[Path], faults: Sequence[str]) -> str:
@@ -139,7 +137,7 @@ class _Check:
         if differing:
             yield differing
 
-    def _differing(self, others: Results, when: str) -> str:
+    def _differing(self, others: Mapping[str, Result], when: str) -> str:
         """Describe the first sample with another result. Empty if there is no difference."""
         for name, result in self.first.items():
             if not result.fault and name in others and others[name] != result:
@@ -158,20 +156,19 @@ class _Check:
     def _fresh(self) -> Fresh:
         trial = self._another("fresh")
         trial.set_up()
-        job = trial.job()
+        prepared = trial.prepare()
+        job, step = prepared.job, prepared.step
         # The manifest fills in missing values, and gives each column one type.
-        rows = trial.prepare().manifest.manifest_rows()
+        rows = prepared.manifest.manifest_rows()
         listed = zip(trial.names, rows, trial.companions, strict=True)
-        inputs = [
-            (name, str(trial.inputs / name), row, {column: row[column] for column in files})
-            for name, row, files in listed
-        ]
-        step = trial.prepare().step
         task = {
             "step": job.step,
             "params": job.params,
             "search": job.search,
-            "inputs": inputs,
+            "inputs": [
+                (name, str(trial.inputs / name), row, {column: row[column] for column in files})
+                for name, row, files in listed
+            ],
             "pickle_digest": pickle_digest(step.pickled),
             "description": step.description,
         }

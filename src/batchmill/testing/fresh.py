@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _TIMEOUT_SECONDS = 600
-# The new process gets another hash seed, so that sets of text have another order.
-_HASH_SEEDS = ("1", "2")
 
 
 class Result(NamedTuple):
@@ -70,7 +68,8 @@ def run_fresh(folder: Path, task: Mapping[str, Any], pickled: bytes = b"") -> Fr
     task = {**task, "paths": paths, "dataset": str(places["dataset"])}
     (folder / "step.pickle").write_bytes(pickled)
     task_file.write_text(json.dumps(task, default=str), encoding="utf-8")
-    seed = next(seed for seed in _HASH_SEEDS if seed != os.environ.get("PYTHONHASHSEED"))
+    # With another hash seed, sets of text have another order.
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     try:
         done = subprocess.run(
             # -P keeps the folder of this file out of the import path.
@@ -102,13 +101,13 @@ def run_fresh(folder: Path, task: Mapping[str, Any], pickled: bytes = b"") -> Fr
 def _main(task_file: str, answer_file: str) -> None:
     task = json.loads(Path(task_file).read_text(encoding="utf-8"))
     sys.path += [path for path in task["paths"] if path not in sys.path]
-    answer = _answer(task)
-    Path(answer_file).write_text(json.dumps(answer), encoding="utf-8")
+    Path(answer_file).write_text(json.dumps(_answer(task)), encoding="utf-8")
 
 
 def _answer(task: Mapping[str, Any]) -> dict[str, Any]:
     from batchmill.digests import input_id
     from batchmill.errors import BatchmillError
+    from batchmill.execution.batch_runner import BatchRunner
     from batchmill.execution.call_step import make_dataset
     from batchmill.execution.run_input import execute
     from batchmill.execution.staging import Companion, Input, open_staging
@@ -138,18 +137,15 @@ def _answer(task: Mapping[str, Any]) -> dict[str, Any]:
     except BatchmillError as error:
         return {"results": {}, "description": {}, "fault": str(error)}
     with open_staging(LocalStore(task["dataset"]), "fresh") as bench:
-        look_up = _runner(step, made, inputs, bench) if step.is_batched else partial(getitem, made)
+        look_up: Callable[[int], Any] = partial(getitem, made)
+        if step.is_batched:
+            runner = BatchRunner(step=step, torch_dataset=made, inputs=inputs, staging=bench)
+            look_up = runner.execute_one
         outcomes = [
             execute(step, item, bench, partial(look_up, index)) for index, item in enumerate(inputs)
         ]
     results = {outcome.input: result_of(outcome) for outcome in outcomes}
     return {"results": results, "description": step.description, "fault": ""}
-
-
-def _runner(step: Any, made: Any, inputs: Any, bench: Any) -> Callable[[int], Any]:
-    from batchmill.execution.batch_runner import BatchRunner
-
-    return BatchRunner(step=step, torch_dataset=made, inputs=inputs, staging=bench).execute_one
 
 
 def result_of(outcome: Any) -> Result:
