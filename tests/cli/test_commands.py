@@ -243,25 +243,6 @@ def test_run_explains_the_reasons_that_it_counts(command, words, tmp_path, monke
     assert "unchanged:" not in err
 
 
-def test_plan_says_how_many_cores_are_idle(command, words, tmp_path):
-    code, out, _ = command(
-        "plan", words / "manifest.csv", "--step", SPLIT, "--output", tmp_path / "out",
-        "--batch-size", "4", "--cores", "4",
-    )  # fmt: skip
-    assert code == 0
-    assert "4 new: a.txt, b.txt, c.txt, d.txt" in out
-    assert "batch_size 4 leaves 3 of 4 cores idle" in out
-    assert not (tmp_path / "out").exists()
-
-
-def test_plan_prints_no_advice_when_no_core_is_idle(command, words, tmp_path):
-    _, out, _ = command(
-        "plan", words / "manifest.csv", "--step", SPLIT, "--output", tmp_path / "out",
-        "--batch-size", "1", "--cores", "4",
-    )  # fmt: skip
-    assert "leaves" not in out
-
-
 def test_plan_as_json(command, words, tmp_path):
     code, out, _ = command(
         "plan", words / "manifest.csv", "--step", SPLIT, "--output", tmp_path / "out",

@@ -77,7 +77,8 @@ def run(tmp_path, monkeypatch):
         (tmp_path / "in").mkdir(exist_ok=True)
         for name, content in contents.items():
             (tmp_path / "in" / name).write_text(content)
-        summary = run_job("in", "copying:step", "out", policy=FailurePolicy(retries=0), **params)
+        policy = FailurePolicy(retries=0, stop_after_same=0)
+        summary = run_job("in", "copying:step", "out", policy=policy, **params)
         facts, _ = write_report(open_ledger("out"), summary.run, "out")
         return facts, Page((tmp_path / "out" / "report.html").read_text())
 

@@ -20,7 +20,6 @@ from batchmill.errors import OptionError
 from batchmill.jobs.plan_job import PlanResult, plan_job
 from batchmill.jobs.request import JobRequest
 from batchmill.partitions.partitioning import count_strata, uneven_partitions
-from batchmill.planning.batching import parallelism
 from batchmill.planning.decisions import ADOPTED, REASONS, UNREADABLE
 from batchmill.planning.prepare import Prepared, code_changes
 from batchmill.planning.run_spec import partitions_of
@@ -173,16 +172,9 @@ def _lines(planned: PlanResult) -> Iterator[str]:
 
 
 def _layout_lines(planned: PlanResult) -> Iterator[str]:
-    """Yield how the pending inputs are divided, and whether cores are idle."""
-    pending, batch_size = planned.pending, planned.batch_size
+    """Yield how the pending inputs are divided."""
     yield (
-        f"{counted(pending, 'input')} to execute, in {counted(planned.shards, 'shard')} with "
-        f"batch_size {batch_size} and num_workers {planned.num_workers}."
+        f"{counted(planned.pending, 'input')} to execute, in {counted(planned.shards, 'shard')} "
+        f"with batch_size {planned.batch_size} and num_workers {planned.num_workers}."
     )
     yield from (f"  {reason}." for reason in planned.reasons)
-    idle = planned.cores - parallelism(pending, batch_size)
-    if parallelism(pending, 1) > parallelism(pending, batch_size) and idle > 0:
-        yield (
-            f"batch_size {batch_size} leaves {idle} of {planned.cores} cores idle, because each "
-            "batch runs on one core. A smaller batch size uses more cores."
-        )

@@ -66,7 +66,7 @@ class Ledger:
         self.unchanging = read_once(store)
         self.control = RunControl(store)
         self.steps = StepDescriptions(store)
-        self.snapshots = Snapshots(store)
+        self.snapshots = Snapshots(store, self.unchanging)
         self.proofs = SealedRecords(store, store, PROOFS, Proof, "version")
         # The states that were read or written last, by file. A run reads its state once.
         self._states: dict[str, State] = {}

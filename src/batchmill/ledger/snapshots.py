@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from batchmill.errors import OptionError, StoreError
 from batchmill.layout import FAILURES_CSV, KEPT, METADATA, SNAPSHOTS, TABLES
 from batchmill.ledger.json_file import SealedRecords, read_sealed, sealed
-from batchmill.storage import Store, if_exists, in_threads, read_once
+from batchmill.storage import Store, if_exists, in_threads
 
 _NAME = re.compile("[A-Za-z][A-Za-z0-9._-]*")
 _Read = TypeVar("_Read")
@@ -103,10 +103,11 @@ class Snapshots(SealedRecords[Snapshot]):
 
     Args:
         store: The store of the dataset.
+        files: The same store, for files that never change.
     """
 
-    def __init__(self, store: Store) -> None:
-        super().__init__(store, read_once(store), SNAPSHOTS, Snapshot, "number")
+    def __init__(self, store: Store, files: Store) -> None:
+        super().__init__(store, files, SNAPSHOTS, Snapshot, "number")
 
     def last(self) -> Snapshot | None:
         """Return the last snapshot; None without one. Raises LedgerError if it is damaged."""

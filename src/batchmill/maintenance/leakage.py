@@ -15,7 +15,7 @@ from batchmill.cells import texts_of
 from batchmill.errors import LedgerError, OptionError, StoreError
 from batchmill.layout import MADE_FROM, METADATA, ORIGINAL_INPUT, PARTITION_COLUMN
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.snapshots import Snapshot, Snapshots
+from batchmill.ledger.snapshots import Snapshot
 from batchmill.partitions.groups import inherited_keys, recorded_groups
 from batchmill.partitions.partitioning import by_hash, name_of_key
 from batchmill.partitions.record import Assignment, assignment_of
@@ -157,7 +157,7 @@ def compare_with_source(ledger: Ledger) -> Iterator[Finding]:
         check_input(source)
         groups = recorded_groups(source, version)
         store = open_store(source)
-        name = Snapshots(store).table_name(version) if version else METADATA
+        name = Ledger(store).snapshots.table_name(version) if version else METADATA
         table = _read_columns(store, ["input", PARTITION_COLUMN], name)
     except (OSError, pa.ArrowException, LedgerError, OptionError, StoreError) as error:
         yield Finding(

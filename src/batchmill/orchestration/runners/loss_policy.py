@@ -41,12 +41,13 @@ class LossPolicy:
 
     Attributes:
         losses: The number of lost processes and nodes.
+        in_turn: The number of losses since the last shard has completed.
     """
 
     queue: ShardQueue
     losses_allowed: int
     losses: int = 0
-    _in_turn: int = 0
+    in_turn: int = 0
     _lost: set[str] = field(default_factory=set)
     _known_nodes: frozenset[str] = frozenset()
     _missing_since: dict[str, float] = field(default_factory=dict)
@@ -76,8 +77,8 @@ class LossPolicy:
         lost = (is_node_lost and place_of(shard)) or shard.key
         if lost not in self._lost:
             self._lost.add(lost)
-            self.losses, self._in_turn = self.losses + 1, self._in_turn + 1
-        if self._in_turn > self.losses_allowed:
+            self.losses, self.in_turn = self.losses + 1, self.in_turn + 1
+        if self.in_turn > self.losses_allowed:
             self._add_ended_early(
                 f"{shard.title} lost its process ({reason}). After {self.losses_allowed} losses "
                 "without a completed shard, lost shards are not submitted again."
@@ -86,10 +87,6 @@ class LossPolicy:
         for again in _moved(shard) if is_node_lost else _remaining(shard, reason):
             logger.info("submitted again: %s", again.title)
             self.queue.waiting.append(again)
-
-    def has_progress(self) -> None:
-        """Record that a shard has completed."""
-        self._in_turn = 0
 
     def resubmit(self, submitted: SubmittedShard, state: State[Any]) -> None:
         """Submit a shard that has not begun as a new task run. This is not counted as a loss.

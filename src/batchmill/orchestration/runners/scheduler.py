@@ -169,7 +169,7 @@ class ShardScheduler:
             return
         self.queue.record_end(submitted, state)
         if state.is_completed():
-            self._loss_policy.has_progress()
+            self._loss_policy.in_turn = 0
         else:
             get_run_logger().error("%s ended early: %s", shard.title, reason)
             self.queue.ended_early.append(f"{shard.title} ended early: {reason}")
