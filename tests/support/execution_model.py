@@ -126,8 +126,8 @@ class Job:
             executions = _executions(log / name)
             starts += [one.begun for one in executions]
             text = f"{name} {acts}: {found[name].kind}, {found[name].reason!r}"
-            faults = list(self._faults_of(acts, executions, found[name]))
             deaths = self._lethal_begins(name, log) if self._is_shared(acts) else []
+            faults = list(self._faults_of(acts, executions, found[name], deaths))
             faults += _early(acts, executions, deaths)
             text = f"{text}, executed {len(executions)} times"
             differences += [f"{text}: {fault}" for fault in faults]
@@ -139,7 +139,7 @@ class Job:
             ]
         return differences
 
-    def _faults_of(self, acts, executions, outcome):
+    def _faults_of(self, acts, executions, outcome, deaths):
         """Yield how the outcome of an input differs from what its executions allow."""
         count = len(executions)
         done = [acts[min(number, len(acts) - 1)] for number in range(count)]
@@ -162,7 +162,9 @@ class Job:
             yield "it was executed again without a fault"
         if not is_shared and any(kind not in RETRIED for kind in certain):
             yield "it was executed again after a fault that is not retried"
-        most = (1 + self.retries) * (2 if is_shared else 1)
+        most = 1 + self.retries + _interrupted(executions, deaths)
+        if is_shared and {"crashed", "oom", "timeout"} & set(kinds):
+            most += 1  # Once, another input may have been at fault. Then it runs alone.
         if count > most:
             yield f"more than {most} executions"
         if outcome.kind in RETRIED and count < 1 + self.retries:
@@ -195,6 +197,17 @@ def _executions(log: Path) -> list[Execution]:
         else:
             found[-1] = found[-1]._replace(ended=float(at))
     return found
+
+
+def _interrupted(executions, deaths) -> int:
+    """Return how many executions may have ended with their worker, because of another input.
+
+    `deaths` are the times at which executions began that may have ended the worker.
+    """
+    return sum(
+        any(one.begun - 1 < death < after.begun for death in deaths)
+        for one, after in itertools.pairwise(executions)
+    )
 
 
 def _early(acts, executions, deaths):
