@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
 from jobs import run_job
 from rich.console import Console
@@ -164,6 +165,14 @@ def test_try_reports_a_step_that_calls_exit(command, words, tmp_path, monkeypatc
     assert "The step called sys.exit or exit. Let it return its rows" in out
 
 
+def tried(*options, cwd, **variables):
+    """Run `batchmill try` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "batchmill", "try", *options],
+        cwd=cwd, env=os.environ | variables, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
 @pytest.mark.end_to_end
 def test_try_reports_a_step_that_ends_the_process_and_the_next_try_removes_its_files(
     words, tmp_path
@@ -174,24 +183,49 @@ def test_try_reports_a_step_that_ends_the_process_and_the_next_try_removes_its_f
         "def die(source):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
         "def stay(source):\n    return {}\n"
     )
-
     temporary = tmp_path / "temporary"
     temporary.mkdir()
 
-    def tried(step):
-        return subprocess.run(
-            [sys.executable, "-m", "batchmill", "try", words / "a.txt", "--step", f"leaver:{step}"],
-            cwd=tmp_path, env=os.environ | {"TMPDIR": str(temporary)},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+    def ended(step):
+        return tried(
+            words / "a.txt", "--step", f"leaver:{step}", cwd=tmp_path, TMPDIR=str(temporary)
+        )
 
-    ended = "a.txt: the process of the step ended before the step returned. A step must not call"
+    message = "a.txt: the process of the step ended before the step returned. A step must not call"
     for step, code in (("leave", 0), ("die", -signal.SIGKILL)):
-        done = tried(step)
+        done = ended(step)
         assert (done.returncode, done.stdout) == (code, "")
-        assert ended in done.stderr
-    assert tried("stay").stderr == ""
+        assert message in done.stderr
+    assert ended("stay").stderr == ""
     assert [*temporary.iterdir()] == []
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize(
+    ("step", "limit", "message"),
+    [
+        ("hang", ("--timeout", "0.5"), r"still running after 0.5 s \(--timeout\)\."),
+        ("fill", ("--memory-limit", "100M"), r"used \d+\.\d MiB of memory \(--memory-limit\)\."),
+    ],
+)
+def test_try_ends_a_step_above_a_limit_with_its_processes(words, tmp_path, step, limit, message):
+    (tmp_path / "large.py").write_text(
+        "import pathlib, subprocess\n"
+        "def start():\n"
+        "    process = subprocess.Popen(['sleep', '1000'])\n"
+        "    pathlib.Path('pid').write_text(str(process.pid))\n"
+        "    return process\n"
+        "def hang(source):\n    start().wait()\n"
+        "def fill(source):\n    started = start()\n"
+        "    kept = bytearray(b'x') * 400_000_000\n    started.wait()\n"
+    )
+    done = tried(words / "a.txt", "--step", f"large:{step}", *limit, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
+    assert re.search(f"a.txt: {message}", done.stderr)
+    assert (f"in {step}" in done.stderr) == (step == "hang")  # The stack shows where it hangs.
+    assert "ended before the step returned" not in done.stderr
+    child = int((tmp_path / "pid").read_text())
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
 
 
 def test_try_passes_a_row_to_the_step(command, words, monkeypatch):

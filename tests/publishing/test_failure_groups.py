@@ -20,7 +20,7 @@ from batchmill.publishing.failure_groups import own_frames, read_failures
 from batchmill.publishing.summary import failure_message, summarise
 
 STEP = """
-import json
+import json, threading
 
 def header(text, at):
     if text.startswith("bad"):
@@ -31,6 +31,11 @@ def step(source, row, level=0, mode="x"):
     header(text, len(text))
     if text.startswith("list"):
         json.loads("[" * int(text[4:]))
+    if text == "hang":
+        threading.Event().wait()
+    if text == "fill":
+        kept = bytearray(b"x") * 400_000_000
+        threading.Event().wait()
     if text.startswith("odd"):
         raise ValueError(f"bad header at byte {len(text)} of {text!r}")
 """
@@ -43,12 +48,12 @@ def run(tmp_path, monkeypatch):
     (tmp_path / "grouped.py").write_text(STEP)
     (tmp_path / "in").mkdir()
 
-    def run(contents, **params):
+    def run(contents, limits=None, **params):
         for name, content in contents.items():
             (tmp_path / "in" / name).write_text(content)
         rows = ["input,label", *(f"{name},dog house" for name in contents)]
         (tmp_path / "in" / "m.csv").write_text("\n".join(rows) + "\n")
-        policy = FailurePolicy(retries=0)
+        policy = FailurePolicy(retries=0, **limits or {})
         summary = run_job("in/m.csv", "grouped:step", "out", policy=policy, **params)
         return summary.groups
 
@@ -124,6 +129,16 @@ def test_the_command_of_a_group_shows_its_error(run, tmp_path):
     assert "ValueError: bad header at byte 5 of 'bad x'" in ran.stdout
     assert "in header" in ran.stdout
     assert 'mode="3"' in words  # A text that looks like a number stays a text.
+
+
+def test_the_command_of_a_group_has_the_limit_that_its_inputs_exceeded(run):
+    contents = {"a.txt": "hang", "b.txt": "fill", "c.txt": "bad"}
+    groups = run(contents, limits={"timeout": 1.5, "memory_limit": "100M"})
+    assert {group.outcome: shlex.split(group.command)[-2:] for group in groups} == {
+        "timeout": ["--timeout", "1.5"],
+        "oom": ["--memory-limit", "100M"],
+        "failed": ["--row", "label=dog house"],
+    }
 
 
 def test_all_commands_number_the_groups_alike(run, capsys):

@@ -1,10 +1,12 @@
 """`batchmill try`: run a step on one input, in this process."""
 
+import faulthandler
 import json as json_text
 import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -15,13 +17,19 @@ from rich.table import Table
 from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Json, Params, ParamsFile, Place, Step, check_given
 from batchmill.execution.single_input import run_single_input
+from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import Outcome, visible
-from batchmill.sizes import counted
+from batchmill.sizes import counted, readable_size
 from batchmill.step.load import load_step
 from batchmill.step.params import parse_pairs, parse_params
+from batchmill.workers.memory_usage import resident_bytes, used_bytes
+from batchmill.workers.processes import ChildProcess, children
 
 SHOWN_ROWS = 20
 FAILED = 1
+_CHECK_SECONDS = 0.1
+_DUMP_SIGNAL = signal.SIGUSR1
+_NO_LIMITS = FailurePolicy(timeout=0)
 
 
 def try_one(
@@ -35,12 +43,14 @@ def try_one(
     input_kind: Literal["file", "folder"] = "file",
     file: tuple[str, ...] = (),
     keep: Path | None = None,
+    timeout: float = 0.0,
+    memory_limit: str = "",
     json: Json = False,
 ) -> int:
     """Run a step on one input in this process, without Prefect and Ray, and show its result.
 
-    You can use a debugger. There is no time or memory limit. If the step crashes or ends the
-    process, the command ends with a message.
+    You can use a debugger. If the step crashes or ends the process, the command ends with a
+    message.
 
     ```
     batchmill try recording.flac --step batchmill.steps.audio:split --param seconds=2 --keep clips
@@ -53,21 +63,25 @@ def try_one(
         file: Further file of the input: column=path, as with run --file-columns.
             Repeatable.
         keep: New or empty folder for the files that the step writes. Default: they are deleted.
+        timeout: Seconds for the input, with the time to fetch it. Then the stack of the step is
+            printed, and the command ends. 0: no limit.
+        memory_limit: Maximum memory for the input, for example 2G. Above that, the command ends.
+            Default: no limit.
     """
     check_given(step=step)
+    place = str(input)
+    limits = FailurePolicy(timeout=timeout, memory_limit=memory_limit)
     columns = parse_pairs(row, "--row", "label=dog")
     pairs = parse_pairs(file, "--file", "mask=a_mask.png")
     files = {column: str(path) for column, path in pairs.items()}
-    ended = (
-        f"{visible(str(input))}: the process of the step ended before the step returned. A step "
-        "must not call os._exit. Other causes: a crash, a signal, or too little memory."
-    )
-    with _reporting_process_end(ended), _stdout_to_stderr() if json else nullcontext():
-        loaded = load_step(
-            step, parse_params(param, params), search=os.getcwd(), file_columns=[*files]
-        )
+    with _stdout_to_stderr() if json else nullcontext():
+        with _watched(place):
+            loaded = load_step(
+                step, parse_params(param, params), search=os.getcwd(), file_columns=[*files]
+            )
         is_folder = input_kind == "folder"
-        outcome = run_single_input(loaded, str(input), columns, keep, files, is_folder=is_folder)
+        with _watched(place, limits):
+            outcome = run_single_input(loaded, place, columns, keep, files, is_folder=is_folder)
     if json:
         print_json(_as_json(outcome))
     else:
@@ -76,20 +90,25 @@ def try_one(
 
 
 @contextmanager
-def _reporting_process_end(message: str) -> Iterator[None]:
-    """Print a message to standard error if this process ends during the block.
+def _watched(input: str, limits: FailurePolicy = _NO_LIMITS) -> Iterator[None]:
+    """Kill this process if it exceeds a limit during the block, and print why it has ended.
 
-    A process that ends by `os._exit` or a crash cannot print it, so a second process does.
+    A process that ends by `os._exit` or a crash can print nothing, so a second process does.
     """
+    pid = os.getpid()
     try:
-        this_process = os.pidfd_open(os.getpid())
-    except OSError:  # A system without this call. The message is left out.
+        this_process = os.pidfd_open(pid)
+    except OSError:  # A system without this call. There is no message and no limit.
         yield
         return
+    faulthandler.register(_DUMP_SIGNAL, file=2)
     watcher = os.fork()
     if watcher == 0:
         try:
-            _print_at_end(this_process, message)
+            # Ctrl-C also reaches this process.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            reason = _reason_of_end(pid, this_process, limits)
+            os.write(2, f"{visible(input)}: {reason}\n".encode())
         finally:
             os._exit(0)
     os.close(this_process)
@@ -100,14 +119,31 @@ def _reporting_process_end(message: str) -> Iterator[None]:
         os.waitpid(watcher, 0)
 
 
-def _print_at_end(process: int, message: str) -> None:
-    """Wait for the end of a process, and print the message."""
-    # Ctrl-C also reaches this process.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _reason_of_end(pid: int, handle: int, limits: FailurePolicy) -> str:
+    """Wait for the end of the parent process, or kill it above a limit. Return the reason."""
     wait = select.poll()
-    wait.register(process, select.POLLIN)
-    wait.poll()
-    os.write(2, f"{message}\n".encode())
+    wait.register(handle, select.POLLIN)
+    begun, before = time.monotonic(), resident_bytes(pid)
+    seconds, limit = limits.timeout_seconds, limits.memory_bytes
+    while not wait.poll(1000 * _CHECK_SECONDS):
+        used = used_bytes(pid, before, limit) if limit else 0
+        if limit and used > limit:
+            reason = f"used {readable_size(used)} of memory (--memory-limit)."
+        elif seconds and time.monotonic() - begun > seconds:
+            signal.pidfd_send_signal(handle, _DUMP_SIGNAL)
+            time.sleep(_CHECK_SECONDS)  # It prints its stack.
+            reason = f"still running after {seconds:g} s (--timeout)."
+        else:
+            continue
+        signal.pidfd_send_signal(handle, signal.SIGSTOP)  # It starts no further process.
+        for child in set(children(pid)) - {os.getpid()}:
+            ChildProcess(child, parent=pid).kill_tree()
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        return reason
+    return (
+        "the process of the step ended before the step returned. A step must not call os._exit. "
+        "Other causes: a crash, a signal, or too little memory."
+    )
 
 
 @contextmanager

@@ -310,18 +310,19 @@ def _group(number: int, members: Sequence[_Members], spec: RunSpec | None) -> Fa
         kinds=tuple(kinds.most_common()),
         folders=len(folders),
         folder=next(iter(folders)) if len(folders) == 1 else "",
-        command=try_command(spec, smallest) if spec and smallest else "",
+        command=_try_command(spec, smallest, key.outcome) if spec and smallest else "",
     )
 
 
-def try_command(spec: RunSpec, record: Mapping[str, Any]) -> str:
-    """Return the command that executes a run's step on an input.
+def _try_command(spec: RunSpec, record: Mapping[str, Any], outcome: str) -> str:
+    """Return the command that executes a run's step on an input, with the limit that it exceeded.
 
     The text is empty if `batchmill try` cannot run the step, or if the input is in a pack.
 
     Args:
         spec: The settings of the run.
         record: The `input`, its `etag`, and its `carried` manifest columns.
+        outcome: The outcome of the input.
     """
     # The ETag of an input in a pack is its address.
     if not spec.can_try or parse_address(record["etag"] or ""):
@@ -337,6 +338,10 @@ def try_command(spec: RunSpec, record: Mapping[str, Any]) -> str:
     for option, values in (("--param", spec.params), ("--row", row), ("--file", files)):
         for name, value in values.items():
             words += [option, f"{name}={_argument(value)}"]
+    if outcome == "timeout" and spec.policy.timeout:
+        words += ["--timeout", f"{spec.policy.timeout:g}"]
+    if outcome == "oom" and spec.policy.memory_limit:
+        words += ["--memory-limit", spec.policy.memory_limit]
     return without_secrets(shlex.join(words))
 
 
