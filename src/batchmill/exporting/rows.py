@@ -65,6 +65,7 @@ def choose_rows(
 
     Raises:
         OptionError: There is no such dataset, version, partition or column, or no sample is left.
+        LedgerError: The table differs from the table that a run published.
         StoreError: The table cannot be read, or a file is missing.
     """
     dataset = selection.dataset

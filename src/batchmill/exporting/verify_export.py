@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+import pyarrow as pa
+
 from batchmill.exporting.formats import find_format
 from batchmill.exporting.index import FOLDER, read_index, read_samples
 from batchmill.storage import Store, open_store
@@ -55,7 +57,7 @@ def find_differences(out: str) -> Iterator[ExportDifference]:
 
 def _changed_samples(store: Store, name: str, to: str) -> Iterator[ExportDifference]:
     """Yield the samples whose file differs. Nothing if the difference is elsewhere in the shard."""
-    with store.open(name) as file:
+    with pa.BufferReader(store.map(name)) as file:
         payloads = find_format(to).payloads(file)
         for sample in read_samples(store, name).to_pylist():
             try:

@@ -311,15 +311,15 @@ class Ledger:
             state.named_parts - {*(self.part_names() if parts is None else parts)}
         )
 
-    def read_table(self, version: Snapshot) -> bytes:
+    def read_table(self, version: Snapshot) -> pa.Buffer:
         """Return the table of a version, as a Parquet file. Raises the errors of `read_file`."""
         name = self.snapshots.table_name(version.number)
         return self.read_file({"name": name, "content": version.table}, _NO_TABLE)
 
     def read_file(
         self, file: Mapping[str, str], remedy: str, fetched: bytes | None = None
-    ) -> bytes:
-        """Return the content of a file that a snapshot names.
+    ) -> pa.Buffer:
+        """Return the content of a file that a snapshot names. A large one is mapped.
 
         Args:
             file: Its `name`, and its `content`: a hash.
@@ -330,7 +330,10 @@ class Ledger:
             LedgerError: The file is damaged.
             StoreError: It cannot be read.
         """
-        data = self.store.read(file["name"]) if fetched is None else fetched
+        try:
+            data = self.store.map(file["name"]) if fetched is None else pa.py_buffer(fetched)
+        except StoreError as error:
+            raise StoreError(error.path, f"{error.reason} {remedy}") from error.__cause__
         if hash_bytes(data) != file["content"]:
             raise LedgerError(
                 f"{self.store.url_of(file['name'])}: is damaged. Its content does not match the "

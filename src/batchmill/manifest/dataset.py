@@ -59,7 +59,7 @@ def read_dataset(place: str, pattern: str, wanted: str = "") -> Source:
     """
     ledger = Ledger(open_store(place))
 
-    def read(version: Snapshot) -> tuple[int, bytes]:
+    def read(version: Snapshot) -> tuple[int, pa.Buffer]:
         return version.number, ledger.read_table(version)
 
     snapshots = ledger.snapshots
@@ -97,7 +97,7 @@ def read_dataset(place: str, pattern: str, wanted: str = "") -> Source:
     )
 
 
-def _take_packed(frame: pd.DataFrame, table: bytes) -> dict[str, FileStat]:
+def _take_packed(frame: pd.DataFrame, table: pa.Buffer) -> dict[str, FileStat]:
     """Remove the columns with the addresses of files in packs. Return what is known of them."""
     found = {}
     packs = TableMetadata.of(pq.read_schema(pa.BufferReader(table))).packs

@@ -86,6 +86,7 @@ def open_dataset(
     Raises:
         OptionError: The URL is not a dataset, has no table yet, or lacks a column, a partition or
             this version.
+        LedgerError: The table differs from the table that a run published.
         StoreError: The table cannot be read.
     """
     dataset = absolute(os.fspath(url)).rstrip("/")

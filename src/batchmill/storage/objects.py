@@ -13,6 +13,7 @@ from batchmill.errors import StoreError
 from batchmill.layout import FILES, PACKS, TOP_NAMES
 from batchmill.storage import remote, transfer
 from batchmill.storage.addresses import PackedFiles
+from batchmill.storage.large_tables import disk_folder
 from batchmill.storage.scratch import scratch_folder
 from batchmill.storage.store import Store, Upload, in_threads, no_check, parts_of
 
@@ -117,6 +118,12 @@ class ObjectStore(Store):
 
     def _open_file(self, name: str) -> pa.NativeFile:
         return remote.open_for_arrow(self.url_of(name))
+
+    def map(self, name: str) -> pa.Buffer:
+        """Return the content of a file, which may exceed the memory: it is mapped from a disk."""
+        with scratch_folder(base=Path(disk_folder())) as folder:
+            remote.fetch(self.url_of(name), str(folder / "file"))
+            return pa.memory_map(str(folder / "file")).read_buffer()
 
     def read_range(self, name: str, offset: int, size: int) -> bytes:
         """Return a part of a file. It is shorter if the file ends before."""

@@ -91,6 +91,10 @@ class Store(Protocol):
         place = parse_address(name)
         return pa.BufferReader(self.packed.read(place)) if place else self._open_file(name)
 
+    def map(self, name: str) -> pa.Buffer:
+        """Return the content of a file, which may exceed the memory: it is mapped from a disk."""
+        return self.open(name).read_buffer()
+
     def file_sizes(self, names: Sequence[str]) -> Iterable[int | None]:
         """Return what `sizes` returns, for files outside packs."""
 
