@@ -1,6 +1,7 @@
 """The output of commands: plain text without markup, emoji or wrapping, or JSON."""
 
 import json
+import os
 from typing import Any
 
 from rich.console import Console
@@ -24,6 +25,17 @@ def console(*, stderr: bool = False, quiet: bool = False) -> PlainConsole:
     return PlainConsole(
         stderr=stderr, quiet=quiet, highlight=False, markup=False, emoji=False, soft_wrap=True
     )
+
+
+def hide_prefect_log() -> None:
+    """Keep Prefect's log off the terminal, unless the user's environment says otherwise.
+
+    Its API gets the log in any case. Without this, a server that does not respond fills the screen:
+    Prefect logs the whole content of each event that it cannot send.
+    """
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_INTERNAL_LOGGING_LEVEL", "CRITICAL")
+    os.environ.setdefault("DO_NOT_TRACK", "1")
 
 
 def print_json(value: object) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
+from batchmill.cli.console import hide_prefect_log
 from batchmill.cli.options import (
     SAVED,
     ClusterOptions,
@@ -151,9 +152,7 @@ def _starting_run(output: str | os.PathLike[str], *, verbose: bool) -> Iterator[
     if verbose:
         logging.getLogger("batchmill").setLevel(logging.DEBUG)
     else:
-        # Keeps Prefect's log off the terminal. Its API gets the log in any case.
-        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-        os.environ.setdefault("DO_NOT_TRACK", "1")
+        hide_prefect_log()
     place = without_file_scheme(os.fspath(output))
     is_known_soon = not is_url(place) and os.path.exists(os.path.join(place, LEDGER_FOLDER))
     with nullcontext() if is_known_soon and place else preparing_server():

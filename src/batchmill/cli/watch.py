@@ -1,7 +1,6 @@
 """`batchmill watch`: announce new files in a folder or bucket to Prefect."""
 
 import math
-import os
 import signal
 import time
 from contextlib import suppress
@@ -9,7 +8,7 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from batchmill.cli.console import console, print_json
+from batchmill.cli.console import console, hide_prefect_log, print_json
 from batchmill.cli.options import Json, Place
 from batchmill.errors import BatchmillError, OptionError
 from batchmill.options.groups import WATCH_MIN_AGE
@@ -57,8 +56,7 @@ def watch(
     """
     if not (math.isfinite(every) and every > 0):
         raise OptionError(f"--every {every}: expected a number of seconds, more than 0.")
-    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    os.environ.setdefault("DO_NOT_TRACK", "1")
+    hide_prefect_log()
     # Imported here because they import Prefect, which takes a second or two.
     from batchmill.orchestration.arrivals.watch_target import check_server, watched
 
