@@ -430,6 +430,7 @@ def test_verify_fails_for_a_leak_and_only_warns_about_duplicates(
         ),
         (["plan", ".", "--step", SPLIT, "-o", "out", "--min-age", "999"], "younger than --min-age"),
         (["run", ".", SPLIT, "out"], f"--step {SPLIT} --output DATASET"),
+        (["status", "out", "12:30"], "unexpected argument '12:30'. Remove it, or"),
         (["run", "a.txt", "b.txt", "--step", SPLIT, "-o", "out"], "put quotes around globs"),
         (
             ["run", ".", "--step", SPLIT, "-o", "out", "--size", "3"],

@@ -143,6 +143,17 @@ def test_diff_names_the_inputs_whose_other_columns_changed(job):
     }
 
 
+def test_diff_sees_a_changed_column_that_only_a_later_row_replaces(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "rows.py").write_text("def step(source): return [{'x': 1}, {'label': 'own'}]\n")
+    for number, label in enumerate(("dog", "cat"), 1):
+        (tmp_path / "m.csv").write_text(f"input,label\na.txt,{label}\n")
+        run_job("m.csv", "rows:step", "out")
+        batchmill.keep("out", number, name=label)
+    assert batchmill.diff("out", 1, 2).changed == {"row": ["a.txt"]}
+
+
 def test_diff_names_a_damaged_table(job, command):
     table = job.dataset / ".batchmill" / "snapshots" / "000001-table.parquet"
     table.write_bytes(table.read_bytes()[:100])

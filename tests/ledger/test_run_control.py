@@ -48,6 +48,13 @@ def test_attempts_of_a_shard_can_be_forgotten(control):
     assert control.read_attempts(1) == {7: [1]}
 
 
+def test_attempts_that_are_removed_while_they_are_read_do_not_count(control, monkeypatch):
+    control.record_attempts(1, "7-8-1", {7: [1]})
+    names = control._store.names
+    monkeypatch.setattr(control._store, "names", lambda folder: [*names(folder), "7-8-2"])
+    assert control.read_attempts(1) == {7: [1]}
+
+
 def test_the_files_are_named_as_the_documentation_says(control, tmp_path):
     control.request_stop(1)
     control.record_flow_run(1, "0b5f")

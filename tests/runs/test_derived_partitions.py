@@ -230,7 +230,7 @@ def test_verify_warns_if_the_earlier_dataset_cannot_be_read():
     Path("clips").rename("elsewhere")
     (warning,) = verify(open_ledger("parts"))
     assert warning.is_warning
-    assert "metadata.parquet: No such file" in warning.message
+    assert "metadata.parquet: No such file or directory. Restore that" in warning.message
     run("m.csv", "plain", **SHARES)
     Path("m.csv").unlink()
     assert found("plain") == [], "its manifest was not a dataset"

@@ -104,7 +104,8 @@ def _reason(error: CycloptsError) -> str:
     first, *more = error.unused_tokens or [""]
     others = f" and {len(more):,} more" if more else ""
     remedy = "Remove it, or put quotes around globs and spaces."
-    if re.fullmatch(r"[\w.]+:[\w.]+", first):
+    takes_step = [*(error.command_chain or ())] in (["run"], ["plan"])
+    if takes_step and re.fullmatch(r"[\w.]+:[\w.]+", first):
         remedy = f"To name the step and the dataset: --step {first} --output DATASET"
     return f"unexpected argument {first!r}{others}. {remedy}"
 

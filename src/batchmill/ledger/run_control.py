@@ -117,7 +117,8 @@ class RunControl:
         """Return the attempts that all shards of a run have recorded, the latest for each row."""
         folder = self._name(run, ATTEMPTS)
         names = sorted(self._store.names(folder), key=lambda name: int(name.rpartition("-")[2]))
-        files = [self._store.read(f"{folder}/{name}") for name in names]
+        # A lost node may have removed one since.
+        files = [self._read(f"{folder}/{name}") or "{}" for name in names]
         return {int(row): seen for file in files for row, seen in json.loads(file).items()}
 
     def forget_attempts(self, run: int, shard: str) -> None:

@@ -162,8 +162,8 @@ def compare_with_source(ledger: Ledger) -> Iterator[Finding]:
     except (OSError, pa.ArrowException, LedgerError, OptionError, StoreError) as error:
         yield Finding(
             "unchecked",
-            f"its partitions were not compared with {source}: {error}. Restore that dataset, or "
-            "ignore this warning",
+            f"its partitions were not compared with {source}: {str(error).rstrip('.')}. "
+            "Restore that dataset, or ignore this warning",
         )
         return
     rows = rows.drop_duplicates()

@@ -230,6 +230,6 @@ def _reason(ledger: Ledger, was: Mapping[str, Any], now: Mapping[str, Any]) -> s
 
 
 def _own_given(result: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values of the manifest that no value of the step replaces."""
-    keys = {key for row in json.loads(result["rows"]) for key in row}
+    """Return the values of the manifest that no value of the first row replaces."""
+    keys = {key for row in json.loads(result["rows"])[:1] for key in row}
     return {name: text for name, text in json.loads(result["given"]).items() if name not in keys}

@@ -155,7 +155,8 @@ def inherited_keys(frame: pd.DataFrame, recorded: Mapping[str, str]) -> list[str
     """
     keys: list[str | None] = []
     chains = frame.reindex(columns=[MADE_FROM, ORIGINAL_INPUT])
-    for made_from, original in chains.itertuples(index=False):
+    columns = chains[MADE_FROM].tolist(), chains[ORIGINAL_INPUT].tolist()
+    for made_from, original in zip(*columns, strict=True):
         key = recorded.get(made_from)
         if key is None and not is_missing(made_from):
             key = key_of_input(str(made_from if is_missing(original) else original))
