@@ -21,6 +21,10 @@ def _run_name() -> str:
     return f"{Path(str(parameters['dataset'])).name}: export to {parameters['to']}"
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 @flow(flow_run_name=_run_name)
 @titled(dataset="Dataset", out="Folder of the shards", to="Format", where="Only rows that meet")
 def export(
@@ -31,6 +35,7 @@ def export(
     where: str = "",
     shard_size: str = SHARD_SIZE,
     version: str = "",
+    class_label: str = "",
 ) -> Any:
     """Write a dataset as the shards of a training format. Only changed shards are written again.
 
@@ -42,6 +47,7 @@ def export(
         where: A condition on columns, for example label != 'noise'. Default: all rows.
         shard_size: The largest size of a shard, about.
         version: The number or name of a version. Default: the last one.
+        class_label: The columns with few texts that become class labels, separated by commas.
     """
     refuse_relative(dataset=dataset, out=out)
     check_dataset(absolute(out))
@@ -49,10 +55,11 @@ def export(
         dataset,
         out,
         to=to,
-        partitions=tuple(name.strip() for name in partition.split(",") if name.strip()) or None,
+        partitions=_names(partition) or None,
         where=where,
         shard_size=shard_size,
         version=version.strip() or None,
+        class_labels=_names(class_label),
     )
     shards = f"{counted(len(made.shards), 'shard')} ({made.written:,} written)"
     return Completed(

@@ -2,6 +2,8 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from exports import animals
 
@@ -52,6 +54,8 @@ def test_export_verify_and_export_again(tmp_path, call):
         (["d", "x", "--to", "tar"], "tar"),
         (["d", "x", "--to", "webdataset", "--shard-size", "big"], "--shard-size big: expected"),
         (["d", "x", "--to", "webdataset", "--partition", "cow"], "has no column 'partition'"),
+        (["--verify", "x", "--class-label", "a"], "--verify takes the folder of an export"),
+        (["d", "x", "--to", "webdataset", "--class-label", "a"], "has class labels"),
         (["none", "x", "--to", "webdataset"], "there is no such folder"),
     ],
 )
@@ -66,9 +70,11 @@ def test_mistakes_are_named(tmp_path, call, monkeypatch, words, why):
 
 def test_the_python_calls_do_the_same(tmp_path):
     dataset, out = animals(tmp_path / "d", partition=["train", "test"] * 12), tmp_path / "x"
-    result = batchmill.export(dataset, out, to="huggingface", partition="train", shard_size="10K")
+    given = {"to": "huggingface", "partition": "train", "class_label": "label"}
+    result = batchmill.export(dataset, out, **given, shard_size="10K")
     assert isinstance(result, batchmill.ExportResult)
     assert (result.samples, result.written) == (12, len(result.shards))
+    assert pq.read_schema(out / result.shards[0]).field("label").type == pa.int64()
     assert batchmill.verify_export(out).empty
     (out / result.shards[0]).write_bytes(b"?")
     assert batchmill.verify_export(out)["path"].tolist() == [result.shards[0]]

@@ -5,12 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import soundfile
 from exports import animals, expected, export
 from PIL import Image
 from published import publish_rows
 from torch.utils.data import DataLoader
+
+from batchmill.errors import OptionError, StoreError
+from batchmill.exporting.verify_export import find_differences
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +71,63 @@ def test_images_are_decoded(tmp_path, load):
     assert [sample["image"].getpixel((0, 0))[0] for sample in found] == list(range(6))
 
 
+def test_text_files_are_a_text_column(tmp_path, load):
+    texts = {"a.txt": "ä\r\n".encode(), "b.md": b"", "c.txt": b"\xef\xbb\xbfx"}
+    out = tmp_path / "x"
+    export(publish_rows(tmp_path / "d", texts, number=[1, 2, 3]), out, "huggingface")
+    found = load(str(out), split="train")
+    assert found.features["text"].dtype == "string"
+    assert found["text"] == [content.decode() for content in texts.values()]
+    assert [*find_differences(str(out))] == []
+    shard = out / "data" / "train-00000-of-00001.parquet"
+    table = pq.read_table(shard)
+    column = pa.array(["ä\r\n", "", "x"], pa.string())
+    pq.write_table(table.set_column(1, table.schema.field(1), column), shard)
+    assert [one.input for one in find_differences(str(out))] == ["2.src"]
+
+
+def test_a_text_file_of_another_encoding_is_named(tmp_path):
+    dataset = publish_rows(tmp_path / "d", {"a.txt": b"x", "b.txt": b"\xff"})
+    with pytest.raises(StoreError, match=r"b\.txt: is not UTF-8 text .* use --to webdataset"):
+        export(dataset, tmp_path / "x", "huggingface")
+    export(dataset, tmp_path / "x", "huggingface", where="input != '1.src'")
+
+
+def test_class_labels_are_the_same_in_all_splits_and_parts(tmp_path, load):
+    labels = ["dog", "cat", None, "eel", "dog", "cat"]
+    parts = ["train", "train", "train", "test", "test", "test"]
+    dataset = animals(tmp_path / "d", 6, label=labels, partition=parts)
+    for name, chosen in (("all", {}), ("part", {"partitions": ("test",)})):
+        out = tmp_path / name
+        export(dataset, out, "huggingface", class_labels=["label"], **chosen)
+        test = load(str(out), split="test")
+        assert test.features["label"].names == ["cat", "dog", "eel"]
+        assert test["label"] == [2, 1, 0]
+    assert load(str(tmp_path / "all"), split="train")["label"] == [1, 0, None]
+    # A new label changes the numbers, and so all shards.
+    labels[2] = "bee"
+    dataset = animals(tmp_path / "d2", 6, label=labels, partition=parts)
+    dataset.rename(tmp_path / "other")
+    made = export(tmp_path / "other", tmp_path / "all", "huggingface", class_labels=["label"])
+    assert made.written == 2
+    assert load(str(tmp_path / "all"), split="test")["label"] == [3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("column", "to", "message"),
+    [
+        ("label", "webdataset", "only --to huggingface"),
+        ("nosuch", "huggingface", "nosuch: the table has no such column"),
+        ("number", "huggingface", "number: has int64 instead of texts"),
+    ],
+)
+def test_class_labels_that_cannot_be_made_are_refused(tmp_path, column, to, message):
+    dataset = animals(tmp_path / "d", 3, number=[1, 2, 3])
+    with pytest.raises(OptionError, match=message):
+        export(dataset, tmp_path / "x", to, class_labels=[column])
+    assert not (tmp_path / "x").exists()
+
+
 def test_audio_is_marked_as_audio(tmp_path, load):
     file = io.BytesIO()
     soundfile.write(file, np.zeros(100, np.float32), 8000, format="WAV")
@@ -81,7 +143,7 @@ def test_audio_is_marked_as_audio(tmp_path, load):
 
 
 def test_a_column_of_the_table_keeps_its_name(tmp_path, load):
-    dataset = publish_rows(tmp_path / "d", {"a.txt": "x"}, file=["mine"], key=["k"])
+    dataset = publish_rows(tmp_path / "d", {"a.bin": "x"}, file=["mine"], key=["k"])
     export(dataset, tmp_path / "x", "huggingface")
     [sample] = load(str(tmp_path / "x"), split="train")
     assert (sample["file"], sample["key"], sample["file_"]["bytes"]) == ("mine", "k", b"x")

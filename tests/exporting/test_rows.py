@@ -162,10 +162,10 @@ def test_two_partitions_are_not_one_split(tmp_path):
 
 
 def test_columns_of_a_table_keep_their_names(tmp_path):
-    own = {name: [1, 2] for name in ("key", "key_", "file", "file_")}
+    own = {name: [1, 2] for name in ("key", "key_", "text", "text_")}
     dataset = publish_rows(tmp_path / "d", texts(2), **own)
     out = tmp_path / "out"
     shard = export_dataset(str(dataset), str(out), to="huggingface").shards[0]
     names = pq.read_schema(out / shard).names
     assert len({*names}) == len(names)
-    assert {*own, "key__", "file__"} <= {*names}
+    assert {*own, "key__", "text__"} <= {*names}

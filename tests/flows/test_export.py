@@ -1,5 +1,6 @@
 """The flow that exports a dataset."""
 
+import pyarrow.parquet as pq
 import pytest
 from batchmill.flows import deployment_checks
 from batchmill.flows.export import export
@@ -16,6 +17,10 @@ def test_the_flow_exports_the_chosen_rows(tmp_path):
     assert state.message.startswith("8 samples in 1 shard (1 written), ")
     assert state.message.endswith(f": {out}")
     assert verify_export(out).empty
+    hub = tmp_path / "hub"
+    export.fn(str(dataset), str(hub), "huggingface", class_label="label, partition")
+    (shard,) = hub.glob("data/a-*")
+    assert pq.read_table(shard)["label"].unique().to_pylist() == [1]
 
 
 @pytest.mark.parametrize("out", ["", "shards"])

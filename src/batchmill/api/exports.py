@@ -25,6 +25,7 @@ def export(
     shuffle: int | None = None,
     version: int | str | None = None,
     stale: bool = True,
+    class_label: str | Sequence[str] = (),
     num_workers: int | None = None,
 ) -> "ExportResult":
     """Write a dataset as the shards of a training format.
@@ -41,6 +42,7 @@ def export(
         shuffle: The seed of a random order. None: the order of the table.
         version: The number or name of a version. None: the last one.
         stale: False to leave out earlier results of inputs that are not ok.
+        class_label: The column or columns with few texts that become class labels of Hugging Face.
         num_workers: The number of threads. None: one per core.
 
     Returns:
@@ -63,6 +65,7 @@ def export(
         shuffle=shuffle,
         version=version,
         stale=stale,
+        class_labels=[class_label] if isinstance(class_label, str) else class_label,
         num_workers=num_workers,
     )
 

@@ -23,6 +23,7 @@ def export(
     shard_size: str = "256M",
     shuffle: int | None = None,
     version: str = "",
+    class_label: tuple[str, ...] = (),
     num_workers: int | None = None,
     verify: Place = "",
     json: Json = False,
@@ -46,11 +47,13 @@ def export(
         shard_size: The largest size of a shard.
         shuffle: Seed of a random order. Default: the order of the table.
         version: The number or name of a version. Default: the last one.
+        class_label: Column with few texts that becomes a class label of Hugging Face, such as
+            label. Repeatable.
         num_workers: Number of threads. Default: one per core.
         verify: Compare this export with its index. Write nothing.
     """
     if verify:
-        given = (dataset, out, to, partition, where, version)
+        given = (dataset, out, to, partition, where, version, class_label)
         if any(given) or shuffle is not None or num_workers is not None:
             raise OptionError("--verify takes the folder of an export, and no other argument.")
         return _verify(str(verify), json=json)
@@ -72,6 +75,7 @@ def export(
         shard_size=shard_size,
         shuffle=shuffle,
         version=version or None,
+        class_labels=class_label,
         num_workers=num_workers,
         progress=show,
     )

@@ -4,7 +4,7 @@ import base64
 import json
 import re
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 from typing import Any, Literal, NamedTuple
@@ -13,8 +13,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batchmill.errors import OptionError
+from batchmill.errors import OptionError, StoreError
 from batchmill.storage.fingerprints import HashingFile
+from batchmill.urls import join
 
 FormatName = Literal["webdataset", "huggingface"]
 
@@ -24,6 +25,8 @@ _ROW, _OTHER_ROW = "json", "row.json"
 _GROUP_BYTES = 32 * 2**20
 _FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _FEATURES = {"image": {"_type": "Image"}, "audio": {"_type": "Audio"}}
+# Marks a field with the content of text files.
+_TEXT_FILE = {b"batchmill": b"file"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +55,9 @@ class ShardTask(NamedTuple):
         name: The name of the shard's file.
         root: The folder or URL of the samples' files.
         are_inputs: True if these files are the inputs.
-        kind: The kind of the samples' own files: "image", "audio" or "file".
+        kind: The kind of the samples' own files: "image", "audio", "text" or "file".
         further: The kind of the further files by column.
+        labels: The texts of each column with class labels. Its values are their numbers.
         samples: The samples, as in `ExportRows`.
         rows: The published row of each sample.
         digest: The digest of the samples, if it is known.
@@ -66,6 +70,7 @@ class ShardTask(NamedTuple):
     are_inputs: bool
     kind: str
     further: Mapping[str, str]
+    labels: Mapping[str, Sequence[str]]
     samples: pa.Table
     rows: pa.Table
     digest: str = ""
@@ -171,7 +176,8 @@ class HuggingFace:
         keys, rows = task.keys(), task.rows.drop_columns([*task.further])
         schema = _schema(rows.schema, task)
         begin, held = 0, 0
-        files: dict[str, list[dict[str, Any] | None]] = {}
+        kinds = {"": task.kind, **task.further}
+        files: dict[str, list[Any]] = {}
         with pq.ParquetWriter(
             file, schema, compression="zstd", use_dictionary=False, write_statistics=False
         ) as writer:
@@ -179,16 +185,19 @@ class HuggingFace:
             for number, (key, own, found) in samples:
                 row = {}
                 for one, data in zip(own, found, strict=True):
-                    parts = [key, one.column, one.suffix]
-                    row[one.column] = {"bytes": data, "path": ".".join(filter(None, parts))}
-                for column in ("", *task.further):
+                    is_text, parts = kinds[one.column] == "text", [key, one.column, one.suffix]
+                    path = ".".join(filter(None, parts))
+                    row[one.column] = (
+                        _text_of(one, data, task) if is_text else {"bytes": data, "path": path}
+                    )
+                for column in kinds:
                     files.setdefault(column, []).append(row.get(column))
                 held += sum(map(len, found))
                 if held >= _GROUP_BYTES or number + 1 == len(keys):
                     count = number + 1 - begin
                     columns = [
                         pa.array(keys[begin : number + 1], pa.string()),
-                        *(pa.array(column, _FILE) for column in files.values()),
+                        *map(pa.array, files.values(), map(_type_of, kinds.values())),
                         *rows.slice(begin, count).columns,
                     ]
                     table = pa.Table.from_arrays(columns, schema=schema)
@@ -201,11 +210,36 @@ class HuggingFace:
         A damaged shard raises any error.
         """
         table = pq.ParquetFile(file)
-        fields = takewhile(lambda field: field.type == _FILE, list(table.schema_arrow)[1:])
-        names = [field.name for field in fields]
-        for batch in table.iter_batches(batch_size=64, columns=names):
-            for files in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                yield b"".join(file["bytes"] for file in files if file)
+        fields = [*takewhile(_has_files, list(table.schema_arrow)[1:])]
+        for batch in table.iter_batches(batch_size=64, columns=[field.name for field in fields]):
+            columns = (
+                [file and file["bytes"] for file in column.to_pylist()]
+                if column.type == _FILE
+                else column.cast(pa.binary()).to_pylist()
+                for column in batch.columns
+            )
+            for files in zip(*columns, strict=True):
+                yield b"".join(filter(None, files))
+
+
+def _text_of(file: SampleFile, data: bytes, task: ShardTask) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise StoreError(
+            join(task.root, file.place),
+            f"is not UTF-8 text ({error.reason}), and so not a text of Hugging Face. Correct it, "
+            "leave its row out (--where), or use --to webdataset.",
+        ) from error
+
+
+def _type_of(kind: str) -> pa.DataType:
+    """Return the type of a column with files of a kind."""
+    return pa.string() if kind == "text" else _FILE
+
+
+def _has_files(field: pa.Field) -> bool:
+    return field.type == _FILE or (field.metadata or {}).items() >= _TEXT_FILE.items()
 
 
 def _schema(rows: pa.Schema, task: ShardTask) -> pa.Schema:
@@ -217,8 +251,15 @@ def _schema(rows: pa.Schema, task: ShardTask) -> pa.Schema:
             name += "_"
         own.append(name)
     kinds = {own[1]: task.kind, **task.further}
-    fields = [pa.field(own[0], pa.string()), *(pa.field(name, _FILE) for name in kinds), *rows]
-    features = {name: _FEATURES[kind] for name, kind in kinds.items() if kind in _FEATURES}
+    files = [
+        pa.field(name, _type_of(kind), metadata=_TEXT_FILE if kind == "text" else None)
+        for name, kind in kinds.items()
+    ]
+    fields = [pa.field(own[0], pa.string()), *files, *rows]
+    features = {
+        **{name: _FEATURES[kind] for name, kind in kinds.items() if kind in _FEATURES},
+        **{name: {"_type": "ClassLabel", "names": texts} for name, texts in task.labels.items()},
+    }
     metadata = {"huggingface": json.dumps({"info": {"features": features}})} if features else None
     return pa.schema(fields, metadata=metadata)
 

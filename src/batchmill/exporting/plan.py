@@ -14,6 +14,7 @@ from batchmill.exporting.rows import ExportRows
 _KINDS = {
     "image": {"png", "jpg", "jpeg", "webp", "tif", "tiff", "bmp", "gif"},
     "audio": {"wav", "flac", "ogg", "mp3"},
+    "text": {"txt", "md"},
 }
 # The size of a row and of its headers, about. The row is written beside its file.
 _ROW_BYTES = 1024
@@ -47,6 +48,7 @@ def plan_shards(chosen: ExportRows, to: str, out: str, shard_bytes: int) -> list
                 are_inputs=chosen.are_inputs,
                 kind=kind,
                 further=further,
+                labels=chosen.labels,
                 samples=samples.slice(begin + first, end - first),
                 rows=chosen.rows.slice(begin + first, end - first),
             )

@@ -39,6 +39,7 @@ class ExportRows(NamedTuple):
             The split is empty in a dataset without partitions. `further` lists the column, suffix,
             place and content of each further file.
         further: The columns with further files.
+        labels: The texts of each column with class labels. Its values are their numbers.
         rows: The published row of each sample.
     """
 
@@ -47,11 +48,16 @@ class ExportRows(NamedTuple):
     are_inputs: bool
     samples: pa.Table
     further: Sequence[str]
+    labels: Mapping[str, Sequence[str]]
     rows: pa.Table
 
 
 def choose_rows(
-    selection: Selection, *, shuffle: int | None = None, version: int | str | None = None
+    selection: Selection,
+    *,
+    shuffle: int | None = None,
+    version: int | str | None = None,
+    class_labels: Sequence[str] = (),
 ) -> ExportRows:
     """Read a dataset's table, and return the samples to export.
 
@@ -59,6 +65,8 @@ def choose_rows(
         selection: The dataset, and the rows to export.
         shuffle: The seed of a random order. None: the order of the table.
         version: The number or name of a version. None: the last one.
+        class_labels: Columns with few texts, which become the numbers of these texts. A number
+            depends on all rows of the version, so parts that are exported alone agree.
 
     Returns:
         The samples.
@@ -111,14 +119,29 @@ def choose_rows(
     # Readers of the export have no use for addresses in the dataset.
     rows = found.rows.drop_columns(sorted(added.added - {added.stale}))
     rows = tensors_as_lists(rows).take(order)
+    labels = {name: _texts(published.table, name) for name in class_labels}
+    for name, texts in labels.items():
+        numbers = pc.index_in(rows[name].cast(_TEXT), pa.array(texts, _TEXT)).cast(pa.int64())
+        rows = rows.set_column(rows.column_names.index(name), name, numbers)
     return ExportRows(
         table_hash=published.content,
         root=root,
         are_inputs=found.are_inputs,
         samples=samples.take(order),
         further=list(columns),
+        labels=labels,
         rows=rows,
     )
+
+
+def _texts(table: pa.Table, name: str) -> list[str]:
+    """Return the texts of a column in order. Raises OptionError if it has no texts."""
+    if name not in table.column_names:
+        raise OptionError(f"--class-label {name}: the table has no such column.")
+    if not (pa.types.is_string(kind := table[name].type) or pa.types.is_large_string(kind)):
+        raise OptionError(f"--class-label {name}: has {kind} instead of texts.")
+    texts: list[str] = pc.unique(table[name].drop_null()).to_pylist()
+    return sorted(texts)
 
 
 def _further_files(

@@ -59,6 +59,7 @@ def export_dataset(
     shard_size: str | int = SHARD_SIZE,
     version: int | str | None = None,
     stale: bool = True,
+    class_labels: Sequence[str] = (),
     num_workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ExportResult:
@@ -76,6 +77,7 @@ def export_dataset(
         shard_size: The largest size of a shard, about: bytes, or a text such as "256M".
         version: The number or name of a version. None: the last one.
         stale: False to leave out earlier results of inputs that are not ok.
+        class_labels: Columns with few texts, which become class labels of Hugging Face.
         num_workers: The number of threads. None: one per core.
         progress: Called after each shard, with the number of finished shards and of all.
 
@@ -88,12 +90,14 @@ def export_dataset(
     """
     dataset, out = absolute(dataset).rstrip("/"), absolute(out)
     find_format(to)  # Raises for an unknown format.
+    if class_labels and to != "huggingface":
+        raise OptionError("--class-label: only --to huggingface has class labels.")
     shard_bytes = parse_size(str(shard_size), "--shard-size")
     if shard_bytes < 1:
         raise OptionError(f"--shard-size {shard_size}: must be 1 or more bytes.")
     store = _open_out(dataset, out, to)
     selection = Selection(dataset=dataset, partitions=partitions, where=where, stale=stale)
-    chosen = choose_rows(selection, shuffle=shuffle, version=version)
+    chosen = choose_rows(selection, shuffle=shuffle, version=version, class_labels=class_labels)
     plan = plan_shards(chosen, to, out, shard_bytes)
     workers = max(1, min(num_workers or own_cores(), len(plan)))
     try:

@@ -30,7 +30,7 @@ def digest_samples(task: ShardTask, stop: Event) -> str:
         OptionError: An input may not be read here.
     """
     tag = find_format(task.to).tag
-    head = f"{tag} {task.kind}{task.further or ''} {task.rows.schema}\n"
+    head = f"{tag} {task.kind}{task.further or ''}{task.labels or ''} {task.rows.schema}\n"
     state = xxhash.xxh3_128(head.encode())
     for column in ("key", "suffix"):
         state.update("\n".join(task.samples[column].to_pylist()).encode())
