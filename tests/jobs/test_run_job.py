@@ -11,6 +11,8 @@ from jobs import job_of, run_job
 import batchmill
 from batchmill import LedgerError, OptionError, RunError
 from batchmill.jobs import flow_run
+from batchmill.jobs import run_job as jobs
+from batchmill.jobs.idle_run import JobEnd
 from batchmill.ledger.lease import lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.planning.prepare import prepare
@@ -49,3 +51,13 @@ def test_the_run_of_another_process_is_not_the_own_one(words, tmp_path, monkeypa
     monkeypatch.setattr(flow_run, "shared_api", nullcontext)
     with pytest.raises(RunError, match="stopped responding"):
         flow_run.run_flow("", {"cluster": "none"}, prepared)
+
+
+def test_a_run_of_a_sample_forecasts_the_other_inputs_from_it(words, tmp_path, monkeypatch):
+    def execute(*_):
+        run_job(words, SPLIT, tmp_path / "out", options={"sample": 2})
+        return JobEnd(1)
+
+    monkeypatch.setattr(jobs, "_execute", execute)
+    result = batchmill.run(words, SPLIT, tmp_path / "out", sample=2)
+    assert (result.forecast.measured, result.forecast.inputs) == (2, 3)

@@ -85,6 +85,6 @@ def plan_job(request: JobRequest, cores: int = 0) -> PlanResult:
         request, prepared, _ = check_and_plan(request, held)
         gpus = len(gpus_for(prepared.step))
         available = cores_of_machine(cores or own_cores(), gpus)
-        forecast = forecast_for(prepared, prepared.plan.pending)
+        forecast = forecast_for(prepared, prepared.state, prepared.plan.pending)
         layout = prepared.layout(available)
     return PlanResult(prepared=prepared, layout=layout, cores=available.total, forecast=forecast)

@@ -116,14 +116,14 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
             save_manifest(prepared.manifest, job.manifest, job.options.inputs.input_column)
         with display.follow(prepared):
             ended = _execute(request, prepared)
-        left = prepared.plan.left
+        left, ledger = prepared.plan.left, prepared.ledger
         return EndedRun(
             prepared=prepared,
-            summary=summarise(prepared.ledger, ended.run),
+            summary=summarise(ledger, ended.run),
             access=cast("DatasetStore", request.store).access if request.store else (),
             error=ended.error,
             note=ended.note,
-            forecast=None if left is None else forecast_for(prepared, left),
+            forecast=None if left is None else forecast_for(prepared, ledger.state(), left),
         )
 
 

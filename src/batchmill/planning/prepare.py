@@ -157,11 +157,12 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
     return _plan(job, manifest, step, ledger, changes)
 
 
-def forecast_for(prepared: Prepared, inputs: pa.Table) -> Forecast | None:
+def forecast_for(prepared: Prepared, state: State, inputs: pa.Table) -> Forecast | None:
     """Forecast a run over some inputs of a job: its pending ones, or those outside its sample.
 
     Args:
         prepared: The prepared job.
+        state: The state of the dataset now.
         inputs: The inputs, with the columns of `Plan.pending`.
 
     Returns:
@@ -169,7 +170,7 @@ def forecast_for(prepared: Prepared, inputs: pa.Table) -> Forecast | None:
     """
     return make_forecast(
         prepared.ledger,
-        prepared.state,
+        state,
         prepared.step.identity,
         inputs,
         is_remote=is_url(prepared.manifest.root),
