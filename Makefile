@@ -13,9 +13,12 @@ unexport PYTHONDONTWRITEBYTECODE
 # A strict editable install links single files. A new file needs a new install.
 FILES := $(shell find src flows tasks blocks \( -name '*.py' -o -name '*.html' \) | LC_ALL=C sort | cksum | cut -d' ' -f1)
 INSTALLED := $(VENV)/.installed-$(FILES)
+# The demo needs no tools of tests and docs. They are two thirds of the packages.
+USABLE := $(VENV)/.usable-$(FILES)
+READY := $(if $(wildcard $(INSTALLED)),,$(USABLE))
 
 # The first installation takes minutes, so pip shows its progress. Later ones take seconds.
-QUIET = $(if $(wildcard $(BIN)/batchmill),--quiet)
+QUIET = $(if $(wildcard $(subst $(FILES),*,$@)),--quiet)
 # pip compiles one file after another. All cores do it in half of the time.
 LATER = $(if $(QUIET),,--no-compile)
 
@@ -28,22 +31,25 @@ help: ## List the targets
 
 setup: $(INSTALLED) ## Install batchmill and all tools in .venv
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): EXTRAS := audio,images,dev,docs
+$(USABLE): EXTRAS := audio,images
+$(INSTALLED) $(USABLE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "batchmill needs Python 3.11 or newer. Run: make PYTHON=/path/to/python3 $(MAKECMDGOALS)"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@# The pip of an older Python needs three times as long to choose the versions.
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt pip
-	@echo "Step 1 of 2: torch."
+	@echo "Step 1 of 3: torch."
 	$(BIN)/python -m pip install $(QUIET) $(LATER) --constraint constraints.txt torch
-	@echo "Step 2 of 2: batchmill, with Prefect, Ray and all tools."
-	rm -rf build/__editable__.* build/bdist.* build/lib $(VENV)/.installed-*
+	@echo "Step 2 of 3: batchmill with its extras $(EXTRAS)."
+	rm -rf build/__editable__.* build/bdist.* build/lib $(VENV)/.installed-* $(VENV)/.usable-*
 	$(BIN)/python -m pip install $(QUIET) $(LATER) --constraint constraints.txt \
-		--config-settings editable_mode=strict --editable '.[audio,images,dev,docs]'
+		--config-settings editable_mode=strict --editable '.[$(EXTRAS)]'
+	@echo "Step 3 of 3: byte code, so that commands start faster."
 	$(if $(LATER),$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true)
-	touch $@
+	touch $(USABLE) $@
 
-demo: setup ## Cut twelve recordings into clips, and show the dataset
+demo: $(READY) ## Cut twelve recordings into clips, and show the dataset
 	rm -rf $(DEMO)
 	$(BIN)/batchmill run examples/recordings/manifest.csv --step batchmill.steps.audio:split \
 		--param seconds=2 --output $(DEMO)
@@ -58,7 +64,7 @@ demo: setup ## Cut twelve recordings into clips, and show the dataset
 	@echo "Count by outcome:  $(BIN)/batchmill status $(DEMO)"
 	@echo "Show the runs:     $(BIN)/batchmill ui"
 
-demo-cluster: setup ## Run the demo on a Ray cluster with two nodes on this machine
+demo-cluster: $(READY) ## Run the demo on a Ray cluster with two nodes on this machine
 	rm -rf $(DEMO)-cluster
 	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=examples/cluster $(BIN)/python \
 		examples/cluster/two_nodes.py batchmill run examples/recordings/manifest.csv \
