@@ -10,6 +10,7 @@ from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 from pydantic import AfterValidator, BeforeValidator, Field, HttpUrl, field_validator
 
 from batchmill.errors import OptionError
+from batchmill.options.base import Described
 from batchmill.security.credentials import Access
 from batchmill.url_secrets import shown_url
 from batchmill.urls import is_url, join, url_fault, without_file_scheme
@@ -18,7 +19,7 @@ from batchmill.urls import is_url, join, url_fault, without_file_scheme
 _NOT_OURS = ("protocol", "fo", "target_protocol", "target_options", "remote_protocol")
 
 
-class DatasetStore(Block):
+class DatasetStore(Described, Block):
     """A bucket prefix or folder that contains datasets, and the credentials to open it.
 
     Raises OptionError for a URL that is not valid, or that contains a credential.

@@ -12,7 +12,7 @@ from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, SecretStr, ValidationError, field_validator, model_validator
 
 from batchmill.errors import OptionError
-from batchmill.options.base import parse_size
+from batchmill.options.base import Described, parse_size
 
 # The address of a Ray that the run starts on its own machine.
 LOCAL = "local"
@@ -22,7 +22,7 @@ _LEAST = 1e-4
 _RAYS_OWN = ("num_cpus", "num_gpus", "memory")
 
 
-class RayCluster(Block):
+class RayCluster(Described, Block):
     """A Ray cluster, its runtime environment, and the resources that each shard requests.
 
     Raises OptionError for an address or a size that is not valid.

@@ -9,6 +9,7 @@ from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, model_validator
 
 from batchmill.errors import OptionError
+from batchmill.options.base import Described
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import (
     ConfinementOptions,
@@ -16,10 +17,9 @@ from batchmill.options.groups import (
     InputOptions,
     PartitionOptions,
 )
-from batchmill.partitions.partitioning import make_partitioning
 
 
-class SavedJob(Block):
+class SavedJob(Described, Block):
     """A manifest, a step, a dataset and their settings.
 
     Raises OptionError for an option that is out of range.
@@ -69,6 +69,9 @@ class SavedJob(Block):
         for name in ("manifest", "step", "output"):
             if not getattr(self, name).strip():
                 raise OptionError(f"saved job: {name} is empty. Fill it in.")
+        # Prefect's server also imports this module, and needs no Arrow.
+        from batchmill.partitions.partitioning import make_partitioning
+
         make_partitioning(self.partitions)
         return self
 

@@ -1,16 +1,23 @@
 """The base of the groups of options: immutable models that explain what they reject."""
 
+import ast
 import difflib
+import inspect
 import os
 import re
+import sys
 from collections.abc import Iterable
+from functools import cache
+from itertools import pairwise
 from numbers import Real
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     ModelWrapValidatorHandler,
     SerializerFunctionWrapHandler,
     ValidationError,
@@ -70,14 +77,42 @@ def _for_forms(schema: dict[str, Any]) -> None:
                 del entry["default"]
 
 
-# A field's docstring is its description in a form. Its default title is its name in words.
+# The default title of a field is its name in words.
 FIELDS_IN_FORMS = ConfigDict(
-    use_attribute_docstrings=True,
-    field_title_generator=lambda name, _: name.replace("_", " ").capitalize(),
+    field_title_generator=lambda name, _: name.replace("_", " ").capitalize()
 )
 
 
-class Options(BaseModel):
+class Described:
+    """The docstring below each field of a subclass is its description in a form.
+
+    pydantic can do this itself, but compares the files of all imported modules for each class.
+    That would delay each process of a run by a quarter of a second.
+    """
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        path = sys.modules[cls.__module__].__file__ or ""
+        for name, text in _docstrings(path).get(cls.__name__, {}).items():
+            kind = cls.__annotations__[name]
+            cls.__annotations__[name] = Annotated[kind, Field(description=text)]
+
+
+@cache
+def _docstrings(path: str) -> dict[str, dict[str, str]]:
+    """Return the docstring below each field in a source file, by class and field."""
+    found: dict[str, dict[str, str]] = {}
+    for group in ast.parse(Path(path).read_bytes()).body:
+        if isinstance(group, ast.ClassDef):
+            fields = found[group.name] = {}
+            for pair in pairwise(group.body):
+                match pair:
+                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                        fields[name] = inspect.cleandoc(text)
+    return found
+
+
+class Options(Described, BaseModel):
     """A group of options. It is immutable. Raises OptionError for unknown names and bad values."""
 
     model_config = ConfigDict(

@@ -7,7 +7,6 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from batchmill.errors import OptionError
 from batchmill.options.base import SIZE_PATTERN, Options, Text, parse_size
-from batchmill.options.conditions import check_expectation
 from batchmill.outcome import RETRIED_KINDS
 
 # A run must end even if no user watches it. Steps of healthy jobs take less than an hour.
@@ -71,6 +70,8 @@ class FailurePolicy(Options):
     @model_validator(mode="after")
     def _check(self) -> Self:
         for text in self.expect:
+            from batchmill.options.conditions import check_expectation  # Imports Arrow.
+
             check_expectation(text)
         if self.memory_bytes is not None and self.memory_bytes < 2**20:
             raise OptionError(

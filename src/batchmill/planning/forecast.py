@@ -28,6 +28,8 @@ from batchmill.storage.name_search import rows_of
 _Z = 1.645
 # The speed of a machine differs by this share between two runs.
 _SPEED_DEVIATION = 0.1
+# The time besides the inputs differs by this share between two runs.
+_START_UP_DEVIATION = 0.35
 # The records to use. More would hardly change the forecast.
 _RECORDS = 20_000
 _KNOWN = ("outcome", "attempts", "seconds")
@@ -246,11 +248,9 @@ def _time(
     deviation = math.sqrt(sampling + share * seconds**2)
     # No worker can be faster than the slowest input.
     least = float(np.concatenate([new.means[0], again]).max())
-    low, likely, high = (
-        start_up + max(least, whole / speed.parallel)
-        for whole in (seconds - _Z * deviation, seconds, seconds + _Z * deviation)
-    )
-    return Interval(low, likely, high)
+    likely = start_up + max(least, seconds / speed.parallel)
+    spread = _Z * math.hypot(deviation / speed.parallel, _START_UP_DEVIATION * start_up)
+    return Interval(max(least, likely - spread), likely, likely + spread)
 
 
 def _failures(new: _Classes, known: pa.Table, records: pa.Table) -> Interval:

@@ -4,6 +4,7 @@ import importlib
 
 import pytest
 
+from batchmill.step.code import files
 from batchmill.step.code.module import Value
 from batchmill.step.code.reachable import digests_in, reachable_code
 
@@ -298,3 +299,18 @@ def test_definitions_of_one_module_have_the_same_digests_when_they_are_read_alon
     )
     assert alone == {key: value for key, value in found.items() if key.startswith("own_helper")}
     assert len(alone) == 3
+
+
+def test_packages_in_a_folder_of_pip_target_are_not_the_users_code(code, tmp_path, monkeypatch):
+    target = tmp_path / "target"
+    (target / "installed_lib").mkdir(parents=True)
+    (target / "installed_lib" / "__init__.py").write_text("def f(): pass\n")
+    (target / "beside_it.py").write_text("def g(): pass\n")
+    record = target / "installed_lib-1.0.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: installed-lib\nVersion: 1.0\n")
+    (record / "RECORD").write_text("installed_lib/__init__.py,,\n")
+    monkeypatch.syspath_prepend(target)
+    files._installed_in.cache_clear()
+    found = code("import beside_it, installed_lib\ndef step(): installed_lib.f, beside_it.g\n")
+    assert {key.partition(":")[0] for key in found} == {"beside_it", "own_step"}

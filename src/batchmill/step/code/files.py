@@ -3,8 +3,11 @@
 import os
 import sys
 import sysconfig
+from collections.abc import Set
+from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ModuleSpec
 from importlib.metadata import packages_distributions, version
+from pathlib import Path
 
 # Folders of installed packages. Modules elsewhere are the user's own.
 _INSTALLED = tuple(
@@ -46,7 +49,18 @@ def is_users(name: str, path: str, tops: set[str]) -> bool:
     if top in tops:
         return True
     place = os.path.realpath(path)
-    return not (place.startswith(_INSTALLED) or _INSTALLED_FOLDERS & {*place.split(os.sep)})
+    if place.startswith(_INSTALLED) or _INSTALLED_FOLDERS & {*place.split(os.sep)}:
+        return False
+    # The user's own modules may be in a folder of `pip install --target`, too.
+    above = name.count(".") + os.path.basename(path).startswith("__init__.")
+    folders = Path(path).parents
+    return top not in _installed_in(folders[min(above, len(folders) - 1)])
+
+
+@cache
+def _installed_in(folder: Path) -> Set[str]:
+    """Return the installed packages if pip has installed any into a folder."""
+    return packages_distributions().keys() if any(folder.glob("*.dist-info")) else set()
 
 
 def imported_packages() -> dict[str, str]:
