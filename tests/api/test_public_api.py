@@ -65,6 +65,25 @@ def test_the_import_loads_no_heavy_library():
     assert not loaded & {"torch", "pandas", "prefect", "ray", "pyarrow", "numpy"}
 
 
+def test_the_import_of_the_blocks_is_light():
+    """Prefect's server imports them, and the first input of a run waits for this server."""
+    script = (
+        "import sys, prefect\n"
+        "calls = 0\n"
+        "def count(frame, event, argument):\n"
+        "    global calls\n"
+        "    calls += event == 'call'\n"
+        "sys.setprofile(count)\n"
+        "import batchmill.blocks\n"
+        "sys.setprofile(None)\n"
+        "print(calls, *sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    calls, *loaded = done.stdout.decode().split()
+    assert not set(loaded) & {"torch", "pandas", "ray", "pyarrow", "numpy"}
+    assert int(calls) < 120_000  # These are 75,000 now, a tenth of a second.
+
+
 def exit_code_and_modules(*arguments):
     """Execute a command in a new process."""
     script = (
