@@ -536,6 +536,20 @@ def test_retry_releases_failed_inputs(command, words, tmp_path, monkeypatch):
     assert ": b.txt" in text
 
 
+def test_retry_releases_the_inputs_of_rows_that_meet_a_condition(command, words, tmp_path):
+    out = tmp_path / "out"
+    job = (words, SPLIT, out)
+    run_job(*job)
+    code, text, _ = command("retry", out, "--where", "input in ['a.txt', 'c.txt']")
+    assert (code, text) == (0, "The next run executes 2 inputs again.\n")
+    assert run_job(*job).executed == 2
+    assert run_job(*job).executed == 0
+    code, text, _ = command("retry", out, "--where", "input == 'z'")
+    assert (code, text) == (0, "There is no such input to execute again.\n")
+    for words in (["--where", "nosuch > 1"], ["a.txt", "--where", "input == 'a.txt'"]):
+        assert command("retry", out, *words)[0] == 2
+
+
 def test_status_says_how_to_execute_failed_inputs_again(command, words, tmp_path, monkeypatch):
     monkeypatch.chdir(STEPS)
     out = tmp_path / "out"

@@ -12,7 +12,7 @@ import tarfile
 import threading
 import zipfile
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 
@@ -25,6 +25,7 @@ from reference import Key, Options, Record, Reference, Row
 from small_tables import small_tables
 
 import batchmill
+from batchmill import OptionError
 from batchmill import workers as isolation  # noqa: F401  # Children need not import it.
 from batchmill.jobs.reproduction import write_reproduction
 from batchmill.ledger.open import open_ledger
@@ -336,6 +337,16 @@ class Sequence:
         expected = {f"in/{name}" for name in self.model.retry()}
         assert set(batchmill.retry(self.dataset)) == expected
 
+    def retry_where(self):
+        least = self.chance.randint(10, 40)
+        expected = {f"in/{name}" for name in self.model.retry_where(least)}
+        where = f"value >= {least}"
+        if not self.model.shown:  # There is no table, or one without the column.
+            with suppress(OptionError):
+                assert batchmill.retry(self.dataset, where=where) == []
+            return
+        assert set(batchmill.retry(self.dataset, where=where)) == expected
+
     def keep(self):
         number = self.chance.choice(list(self.model.versions))
         name = f"v{len(self.log)}"
@@ -520,6 +531,7 @@ COMMANDS = {
     Sequence.run_and_kill_at_a_moment: 2,
     Sequence.damage: 1,
     Sequence.retry: 2,
+    Sequence.retry_where: 1,
     Sequence.keep: 2,
     Sequence.drop: 1,
     Sequence.tidy_the_ledger: 1.5,

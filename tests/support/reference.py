@@ -228,6 +228,15 @@ class Reference:
         self.due |= chosen
         return chosen
 
+    def retry_where(self, least):
+        """Request a retry of the inputs of the published rows with a value from `least` on."""
+        away = self.failures().keys() - {
+            name for name, record in self.records.items() if record.outcome != "ok"
+        }
+        chosen = {row.input for row in self.shown if row.value >= least} - away
+        self.due |= chosen
+        return chosen
+
     def counts(self):
         """Return the number of inputs for each outcome, without those outside of the sample."""
         found = [kind for name, kind in self.outcomes().items() if name not in self.left]

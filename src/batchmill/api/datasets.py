@@ -9,7 +9,7 @@ import pandas as pd
 
 from batchmill.api.keywords import python_call
 from batchmill.errors import OptionError
-from batchmill.jobs.failed_inputs import failure_table, release_failures
+from batchmill.jobs.failed_inputs import failure_table, release_inputs
 from batchmill.ledger.open import open_ledger
 from batchmill.ledger.proofs import Proof
 from batchmill.maintenance.verify import Difference, examine
@@ -57,14 +57,16 @@ def retry(
     *inputs: str,
     kind: Sequence[str] = (),
     group: int | Sequence[int] = (),
+    where: str = "",
 ) -> list[str]:
-    """Let the next run execute failed inputs again.
+    """Let the next run execute failed inputs again, or inputs with certain rows.
 
     Args:
         dataset: The dataset's folder or URL.
         *inputs: Only these inputs. Default: all failed inputs.
         kind: Only these outcomes, for example ["crashed", "oom"].
         group: Only these groups of failures with the same cause.
+        where: The inputs of the rows that meet this condition, instead of failed inputs.
 
     Returns:
         The names of the inputs that the next run executes again.
@@ -73,7 +75,8 @@ def retry(
         OptionError: There is no such dataset, input, outcome or group.
         LedgerError: A run is using the dataset.
     """
-    return release_failures(os.fspath(dataset), _inputs(inputs), _names(kind), _numbers(group))
+    chosen = (_inputs(inputs), _names(kind), _numbers(group))
+    return release_inputs(os.fspath(dataset), *chosen, where)
 
 
 @overload

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Dataset, Json
 from batchmill.errors import OptionError
-from batchmill.jobs.failed_inputs import failure_table, release_failures
+from batchmill.jobs.failed_inputs import failure_table, release_inputs
 from batchmill.ledger.open import open_ledger
 from batchmill.outcome import one_line, visible
 from batchmill.sizes import counted
@@ -77,9 +77,10 @@ def retry(
     *inputs: Inputs,
     kind: FailureKinds = (),
     group: FailureGroups = (),
+    where: str = "",
     json: Json = False,
 ) -> None:
-    """Let the next run over the dataset execute failed inputs again.
+    """Let the next run over the dataset execute failed inputs again, or inputs with certain rows.
 
     Without this command, a run skips a failed input until its file, the step or the params change,
     or until you raise the limit that it exceeded.
@@ -89,15 +90,19 @@ def retry(
     batchmill retry dataset --kind crashed --kind oom
     batchmill retry dataset --group 1
     batchmill retry dataset recordings/a.wav
+    batchmill retry dataset --where "finish_reason == 'length'"
     ```
+
+    Args:
+        where: The inputs of the rows that meet this condition, instead of failed inputs.
     """
-    chosen = release_failures(str(dataset), inputs, kind, group)
+    chosen = release_inputs(str(dataset), inputs, kind, group, where)
     if json:
         print_json({"released": chosen})
     elif chosen:
         console().print(f"The next run executes {counted(len(chosen), 'input')} again.")
     else:
-        console().print("There is no failed input to execute again.")
+        console().print(f"There is no {'such' if where else 'failed'} input to execute again.")
 
 
 def reproduce(

@@ -1,4 +1,4 @@
-"""Select the failed inputs of a dataset by name, outcome and group."""
+"""Select inputs of a dataset: failed ones by name, outcome and group, others by their rows."""
 
 from collections.abc import Sequence
 from shlex import quote
@@ -7,11 +7,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.errors import OptionError
+from batchmill.layout import INPUT_COLUMN
 from batchmill.ledger.lease import check_free
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_ledger
+from batchmill.options.conditions import rows_that_meet
 from batchmill.outcome import FAILURE_KINDS
 from batchmill.publishing.failure_groups import read_failures
+from batchmill.reading.published import read_published
 from batchmill.sizes import counted
 
 
@@ -60,22 +63,46 @@ def failure_table(
     return failed
 
 
-def release_failures(
-    dataset: str, inputs: Sequence[str], kinds: Sequence[str], groups: Sequence[int] = ()
+def release_inputs(
+    dataset: str,
+    inputs: Sequence[str],
+    kinds: Sequence[str],
+    groups: Sequence[int] = (),
+    where: str = "",
 ) -> list[str]:
-    """Release failed inputs, so that the next run retries them. Returns their names.
+    """Release failed inputs, or those with certain rows. The next run executes them again.
+
+    Args:
+        dataset: The dataset's path or URL.
+        inputs: As for `failure_table`.
+        kinds: As for `failure_table`.
+        groups: As for `failure_table`.
+        where: A condition on columns. Release the inputs of the published rows that meet it.
+
+    Returns:
+        The names of the released inputs.
 
     Raises:
-        OptionError: An input has not failed, or an outcome or a group is unknown.
+        OptionError: An input has not failed, or an outcome, a group or a column is unknown.
         LedgerError: A run is using the dataset.
     """
+    if where and (inputs or kinds or groups):
+        raise OptionError("--where cannot be combined with inputs, --kind or --group. Drop one.")
     ledger = open_ledger(dataset)
     check_free(ledger)
     failed = failure_table(ledger, dataset, inputs, kinds, groups)["input"]
     records = ledger.records(["input", "outcome"])
     # An input with an earlier result is executed when its file is there again and has changed.
-    missing = records["input"].filter(pc.equal(records["outcome"], "ok"))
-    chosen: list[str] = failed.filter(pc.invert(pc.is_in(failed, value_set=missing))).to_pylist()
+    has_result = records["input"].filter(pc.equal(records["outcome"], "ok"))
+    missing = failed.filter(pc.is_in(failed, value_set=has_result))
+    wanted = _inputs_of_rows(dataset, where) if where else failed
+    chosen: list[str] = wanted.filter(pc.invert(pc.is_in(wanted, value_set=missing))).to_pylist()
     if chosen:
         ledger.release(chosen)
     return chosen
+
+
+def _inputs_of_rows(dataset: str, where: str) -> pa.Array:
+    table = read_published(dataset).table
+    meets = rows_that_meet(table, where, option="--where", dataset=dataset)
+    return pc.unique(table[INPUT_COLUMN].filter(meets)).cast(pa.string())

@@ -12,7 +12,6 @@ from prefect.logging.handlers import PrefectConsoleHandler
 from prefect.states import Cancelled
 
 from batchmill.errors import CancelledError, LedgerError, RunError, StoreError
-from batchmill.flows.infer import infer
 from batchmill.flows.preprocess import preprocess
 from batchmill.jobs.idle_run import JobEnd, failure_of
 from batchmill.ledger.lease import was_held_here
@@ -42,7 +41,12 @@ def run_flow(model: str, parameters: dict[str, Any], prepared: Prepared) -> JobE
     """
     ledger = prepared.ledger
     before = max(ledger.runs(), default=0)
-    flow: Any = infer if model else preprocess
+    flow: Any = preprocess
+    if model:
+        # Prefect needs a tenth of a second for each flow.
+        from batchmill.flows.infer import infer
+
+        flow = infer
     with interrupts() as signals, shard_processes() as processes, ExitStack() as api:
         if len(prepared.plan.pending) and parameters["cluster"] is None:
             # The shard processes start while the server is still starting.
