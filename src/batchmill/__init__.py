@@ -4,6 +4,7 @@
 - `infer`: run a model over every input of a manifest.
 - `try_one`: run a step on one input in this process, for debugging.
 - `plan`: return what `run` would do.
+- `update`: run the recorded job of a dataset again.
 - `status`: return the counts and the tables of a dataset.
 - `failures`: return the inputs of a dataset that are not ok, as a DataFrame.
 - `retry`: release failed inputs, so that the next run executes them.
@@ -27,7 +28,7 @@ from batchmill import version
 if TYPE_CHECKING:
     from batchmill.api.datasets import diff, failures, keep, metadata, retry, verify, versions
     from batchmill.api.exports import export, verify_export
-    from batchmill.api.jobs import RunResult, infer, plan, run, status
+    from batchmill.api.jobs import RunResult, infer, plan, run, status, update
     from batchmill.api.try_one import TryResult, try_one
     from batchmill.errors import (
         BatchmillError,
@@ -85,6 +86,7 @@ __all__ = [
     "run",
     "status",
     "try_one",
+    "update",
     "verify",
     "verify_export",
     "versions",
@@ -95,7 +97,7 @@ __all__ = [
 _OTHERS = "batchmill.api.datasets"
 _HOMES = {
     "batchmill.api.exports": ("export", "verify_export"),
-    "batchmill.api.jobs": ("RunResult", "infer", "plan", "run", "status"),
+    "batchmill.api.jobs": ("RunResult", "infer", "plan", "run", "status", "update"),
     "batchmill.api.try_one": ("TryResult", "try_one"),
     "batchmill.errors": tuple(name for name in __all__ if name.endswith(("Error", "RetryAfter"))),
     "batchmill.execution.rows": ("File",),

@@ -38,6 +38,7 @@ def test_the_public_names():
         "run",
         "status",
         "try_one",
+        "update",
         "verify",
         "verify_export",
         "versions",

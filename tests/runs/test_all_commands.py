@@ -19,7 +19,7 @@ from functools import partial
 import pytest
 from comparison import contents, faults
 from crashing import CrashPoints, in_child
-from jobs import run_job
+from jobs import run_job, update
 from letter_inputs import STEPS, Inputs
 from reference import Key, Options, Record, Reference, Row
 from small_tables import small_tables
@@ -183,6 +183,7 @@ class Sequence:
 
     def run(self, **chosen):
         options = self.options()._replace(**chosen)
+        self.recorded = options, self.model.factor
         self.log.append(f"run {options}")
         self.inputs.clear_log()
         assert in_child(partial(self.execute, options)) == 0
@@ -247,7 +248,14 @@ class Sequence:
 
         self.run_again(options, execute)
 
+    def update(self):
+        """Run the recorded job again: the param and some options are those of the last run."""
+        last, self.model.factor = self.recorded
+        options = Options(pack=last.pack, expect=last.expect, stop_after_same=last.stop_after_same)
+        self.run(**options._replace(is_update=True)._asdict())
+
     def run_again(self, options, killed):
+        self.recorded = options, self.model.factor
         self.inputs.clear_log()
         assert in_child(killed) in (0, -signal.SIGKILL)
         self.inputs.clear_log()
@@ -305,6 +313,9 @@ class Sequence:
             self._run_job(options, flags, expect)
 
     def _run_job(self, options, flags, expect):
+        if options.is_update:
+            update(self.dataset, cores=1)
+            return
         run_job(
             "m.csv", "letters:step", self.dataset, factor=self.model.factor, force=options.force,
             prune=options.prune, prune_failed=options.prune_failed,
@@ -526,6 +537,7 @@ COMMANDS = {
     Sequence.run_a_sample: 1,
     Sequence.run_with_an_expectation: 1.5,
     Sequence.run_that_may_stop: 1.5,
+    Sequence.update: 1.5,
     Sequence.run_after_an_edit: 2,
     Sequence.run_and_kill: 4,
     Sequence.run_and_kill_at_a_moment: 2,

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from batchmill.jobs.recorded_job import recorded_job
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import JobSettings
 from batchmill.planning.job import make_job
@@ -70,6 +71,24 @@ def run_job(
     }
     job = job_of(manifest, step, output, params=params, **given)
     job = replace(job, options=replace(job.options, failures=policy or FailurePolicy()))
+    return execute_job(job, cores=cores, seen=seen, before=before)
+
+
+def update(dataset, **options):
+    """Run the recorded job of a dataset again, and return its summary."""
+    with recorded_job(dataset) as request:
+        job = make_job(
+            manifest=request.manifest,
+            step=request.step,
+            output=request.output,
+            params=request.params,
+            options=request.options,
+        )
+        return execute_job(job, **options)
+
+
+def execute_job(job, *, cores=2, seen=None, before=None):
+    """Run a job in this process, and return its summary."""
     ended = execute(
         verify_change(prepare(job)),
         InThisProcess(cores=cores, on_outcome=seen.append if seen is not None else None),

@@ -49,6 +49,7 @@ class Options(NamedTuple):
     expect: int = 0
     pack: bool = False
     stop_after_same: int = 0
+    is_update: bool = False
 
 
 class Ran(NamedTuple):

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import pandas as pd
@@ -13,6 +13,7 @@ from batchmill.api.live_line import LiveLine
 from batchmill.errors import BatchmillError
 from batchmill.inference.model_step import predict_params
 from batchmill.jobs.plan_job import PlanResult, plan_job
+from batchmill.jobs.recorded_job import recorded_job, upstream_first
 from batchmill.jobs.request import JobRequest
 from batchmill.jobs.run_job import run_job
 from batchmill.ledger.open import last_run, open_ledger
@@ -256,6 +257,46 @@ def plan(
         store=store,
     )
     return plan_job(request, cores)
+
+
+@python_call
+def update(
+    dataset: Place,
+    *,
+    deep: bool = False,
+    manifest: ManifestLike = "",
+    step: Step = "",
+    root: Place = "",
+    cluster: "RayCluster | str | None" = None,
+    verbose: bool = False,
+) -> RunResult:
+    """Run the recorded job of a dataset again: its manifest, step, params and options.
+
+    The working folder is that of the last run meanwhile, because the step may be in it.
+
+    Args:
+        dataset: The dataset's folder or URL.
+        deep: First update the datasets that the inputs are from. If one fails, stop.
+        manifest: Another manifest, from now on.
+        step: Another step, from now on.
+        root: Another folder that contains all inputs, from now on.
+        cluster: As for `run`.
+        verbose: As for `run`.
+
+    Returns:
+        The result of the run over `dataset`.
+
+    Raises:
+        OptionError: There is no such dataset, or its step is in no module.
+        BatchmillError: As for `run`.
+    """
+    place = absolute(os.fspath(dataset))
+    changes = {"manifest": manifest, "step": step, "root": os.fspath(root)}
+    for upstream in upstream_first(place)[:-1] if deep else ():
+        with recorded_job(upstream) as job:
+            _run(replace(job, cluster=cluster, verbose=verbose))
+    with recorded_job(place, **changes) as job:
+        return _run(replace(job, cluster=cluster, verbose=verbose))
 
 
 @python_call

@@ -19,7 +19,7 @@ from batchmill.orchestration.interrupts import ignore_ctrl_c, interrupts, is_blo
 from batchmill.version import VERSION
 
 DONE, INCOMPLETE, NOT_STARTED, CANCELLED = 0, 1, 2, 130
-_RUNS = (["run"], ["infer"])
+_RUNS = (["run"], ["infer"], ["update"])
 _STAYS = " Committed results are kept. Run the same command again to resume."
 _TOO_LITTLE_MEMORY = (
     "there is not enough memory. Raise the limits of this process (ulimit -v, ulimit -u, the "
@@ -31,6 +31,7 @@ _TOO_LITTLE_MEMORY = (
 _OVERVIEW = (
     ("run", "run:run", "Run a step over every input of a manifest."),
     ("infer", "run:infer", "Run a model over every input of a manifest."),
+    ("update", "run:update", "Run the recorded job of a dataset again."),
     ("try", "try_one:try_one", "Run a step on one input, in this process."),
     ("plan", "plan:plan", "Show what a run would do, and why."),
     ("status", "status:status", "Count the inputs of a dataset by outcome."),

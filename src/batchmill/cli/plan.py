@@ -73,6 +73,11 @@ def plan(
         params=parse_params(param, params),
         options=options,
     )
+    print_plan(request, cores, json=json)
+
+
+def print_plan(request: JobRequest, cores: int = 0, *, json: bool) -> None:
+    """Print what a run of a job would do."""
     planned = plan_job(request, cores)
     if json:
         print_json(_as_json(planned))

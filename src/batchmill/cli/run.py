@@ -4,14 +4,16 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Annotated
 
 from cyclopts import Group, Parameter
 
-from batchmill.cli.console import hide_prefect_log
+from batchmill.cli.console import console, hide_prefect_log
 from batchmill.cli.options import (
     SAVED,
     ClusterOptions,
+    Dataset,
     JobOptions,
     Json,
     Manifest,
@@ -25,12 +27,12 @@ from batchmill.cli.options import (
     Verbose,
     check_given,
 )
-from batchmill.errors import OptionError
+from batchmill.errors import OptionError, RunError
 from batchmill.layout import LEDGER_FOLDER
 from batchmill.options.groups import ModelOptions
 from batchmill.orchestration.server.embedded_server import preparing_server
 from batchmill.step.params import parse_params
-from batchmill.urls import is_url, without_file_scheme
+from batchmill.urls import absolute, is_url, without_file_scheme
 
 
 def run(
@@ -132,6 +134,59 @@ def infer(
             store=store or None,
         )
         run_and_show(request, json=json, verbose=verbose)
+
+
+def update(
+    dataset: Dataset,
+    /,
+    *,
+    deep: bool = False,
+    plan: bool = False,
+    manifest: Place = "",
+    step: Step = "",
+    root: str = "",
+    cluster: ClusterOptions = ClusterOptions(),
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run the recorded job of a dataset again: its manifest, step, params and options.
+
+    New and changed inputs are executed, like with the same `run` command. Examples:
+
+    ```
+    batchmill update clips
+    batchmill update embeddings --deep --plan
+    ```
+
+    Args:
+        deep: First update the datasets that the inputs are from. If one fails, stop.
+        plan: Show what the update would do. Start nothing.
+        manifest: Another manifest, from now on.
+        step: Another step, from now on.
+        root: Another folder that contains all inputs, from now on.
+    """
+    place = absolute(str(dataset))
+    changes = {"manifest": str(manifest), "step": step, "root": root}
+    with nullcontext() if plan else _starting_run(place, verbose=verbose):
+        # Imported here because the import takes half a second.
+        from batchmill.cli.plan import print_plan
+        from batchmill.cli.run_console import run_and_show
+        from batchmill.jobs.recorded_job import recorded_job, upstream_first
+
+        for one in upstream_first(place) if deep else [place]:
+            is_last = one == place
+            with recorded_job(one, **changes if is_last else {}) as job:
+                if deep:
+                    console(stderr=True, quiet=json).print(f"{one}:")
+                if plan:
+                    print_plan(job, json=json)
+                    continue
+                job = replace(job, cluster=cluster.cluster())
+                try:
+                    run_and_show(job, json=json, verbose=verbose)
+                except RunError as error:
+                    rest = "" if is_last else f"\n{place}: not updated, because {one} failed."
+                    raise RunError(f"{error}{rest}") from error
 
 
 @contextmanager

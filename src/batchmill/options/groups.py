@@ -255,6 +255,11 @@ class JobSettings:
         }
         return cls(**groups)
 
+    def recorded(self) -> dict[str, Any]:
+        """Return all options by name, without those of a single run, for `from_flat`."""
+        groups = [group for name, group in self.parameters().items() if name != "run"]
+        return {name: value for group in groups for name, value in group.model_dump().items()}
+
     def parameters(self) -> dict[str, Options]:
         """Return the groups by name, as parameters of the flow."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

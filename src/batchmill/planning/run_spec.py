@@ -64,8 +64,11 @@ class RunSpec:
         source_version: The number of its version. 0 without one.
         names_version: True if the manifest names the version, as DATASET@VERSION.
         pack_bytes: The size after which a new pack begins. 0: each output is a file.
+        can_import: False if other processes cannot import the step.
         can_try: False if `batchmill try` cannot run the step: other processes cannot import it, or
             it has one item per row of the manifest.
+        manifest: The path, glob or URL of the manifest.
+        job_options: All options of the job by name, without those of a single run.
         unsampled: The number of inputs to execute that are outside the sample of the run.
         takes_rows: True if the step receives the manifest's other columns.
         file_columns: The names of the manifest's columns with companions of the inputs.
@@ -96,7 +99,10 @@ class RunSpec:
     source_version: int = 0
     names_version: bool = False
     pack_bytes: int = 0
+    can_import: bool = True
     can_try: bool = True
+    manifest: str = ""
+    job_options: Mapping[str, Any] = field(default_factory=dict)
     takes_rows: bool = False
     unsampled: int = 0
     file_columns: Sequence[str] = ()
@@ -147,7 +153,10 @@ def write_run_plan(prepared: Prepared, run: int, layout: Layout, token: str = ""
         source_version=manifest.version,
         names_version=bool(manifest.dataset) and "@" in job.manifest.removeprefix(manifest.dataset),
         pack_bytes=job.options.execution.pack_bytes,
+        can_import=job.value is None,
         can_try=job.value is None and prepared.step.kind != "items",
+        manifest=job.manifest,
+        job_options=job.options.recorded(),
         takes_rows=prepared.step.takes_rows,
         unsampled=0 if plan.left is None else len(plan.left),
         file_columns=list(manifest.companions),

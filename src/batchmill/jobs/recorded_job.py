@@ -1,0 +1,70 @@
+"""The job of a dataset, as its last run has recorded it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+from batchmill.errors import OptionError
+from batchmill.jobs.request import JobRequest
+from batchmill.ledger.open import last_run, open_ledger
+from batchmill.options.groups import JobSettings
+from batchmill.planning.run_spec import RunSpec, read_spec
+from batchmill.urls import absolute
+
+
+@contextmanager
+def recorded_job(
+    dataset: str, *, manifest: Any = "", step: Any = "", root: str = ""
+) -> Iterator[JobRequest]:
+    """Yield the request of the last run over a dataset, without the options of that run alone.
+
+    The working folder is that of the last run if it still exists, because the step may be in it.
+
+    Args:
+        dataset: The dataset's path or URL.
+        manifest: Another manifest. Empty: the recorded one.
+        step: Another step. Empty: the recorded one.
+        root: Another root of the inputs. Empty: the recorded option.
+
+    Raises:
+        OptionError: There is no such dataset, or its step is in no module.
+    """
+    spec = _last_spec(dataset)
+    if not step and not spec.can_import:
+        raise OptionError(
+            f"{dataset}: its step {spec.step} is in no module that this process can import, such "
+            "as a function of a notebook. Give the step: --step MODULE:FUNCTION."
+        )
+    options = JobSettings.from_flat(spec.job_options)
+    if root:
+        inputs = options.inputs.model_copy(update={"root": root})
+        options = replace(options, inputs=inputs)
+    place = absolute(dataset)  # Before the working folder changes.
+    with chdir(spec.search) if os.path.isdir(spec.search) else nullcontext():
+        yield JobRequest(
+            manifest=manifest or spec.manifest,
+            step=step or spec.step,
+            output=place,
+            params=spec.params,
+            options=options,
+        )
+
+
+def upstream_first(dataset: str) -> list[str]:
+    """Return the datasets that a dataset is made of, the first one first, and the dataset itself.
+
+    A version that the manifest names stays as it is, so it ends the chain.
+    """
+    chain = [dataset]
+    while (spec := _last_spec(chain[0])).source_dataset and not spec.names_version:
+        if spec.source_dataset in chain:
+            break
+        chain.insert(0, spec.source_dataset)
+    return chain
+
+
+def _last_spec(dataset: str) -> RunSpec:
+    ledger = open_ledger(dataset)
+    return read_spec(ledger, last_run(ledger, dataset))
