@@ -85,22 +85,14 @@ def with_options(*more: type[Options]) -> Callable[[_Call], _Call]:
         signature = inspect.signature(call)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         types = get_type_hints(InferKeywords)
+        kind = inspect.Parameter.KEYWORD_ONLY
         flat = [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[name]
-            )
+            inspect.Parameter(name, kind, default=field.default, annotation=types[name])
             for name, field in fields.items()
         ]
         call.__signature__ = signature.replace(parameters=[*own, *flat])  # type: ignore[attr-defined]
-        lines = [
-            textwrap.fill(
-                f"{name}: {field.description}",
-                width=96,
-                initial_indent=" " * 4,
-                subsequent_indent=" " * 8,
-            )
-            for name, field in fields.items()
-        ]
+        wrapper = textwrap.TextWrapper(width=96, initial_indent=" " * 4, subsequent_indent=" " * 8)
+        lines = [wrapper.fill(f"{name}: {field.description}") for name, field in fields.items()]
         call.__doc__ = f"{inspect.getdoc(call)}\n\nOptions:\n" + "\n".join(lines) + "\n"
         return call
 
