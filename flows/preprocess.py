@@ -104,11 +104,8 @@ def preprocess(
             prepared = verify_change(load_manifest(job), is_cancelled=cancellation.is_cancelled)
             for line in prepared.change_check.lines() if prepared.change_check else ():
                 get_run_logger().info(line)
-            ended = execute(
-                prepared,
-                FlowRunner(cluster, access, cancellation, observer, prepared.step),
-                observer,
-            )
+            runner = FlowRunner(cluster, access, cancellation, observer, prepared.step)
+            ended = execute(prepared, runner, observer)
         except SupersededError as error:
             return Completed(name="Skipped", message=str(error))
         except CancelledError as error:
