@@ -3,7 +3,7 @@
 import os
 from typing import Annotated, Any
 
-from batchmill.blocks.saved_block import FORM, load_saved, logo, saved_name
+from batchmill.blocks.saved_block import FORM, loaded, logo
 from prefect.blocks.core import Block
 from prefect.blocks.fields import SecretDict
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
@@ -115,10 +115,7 @@ def as_store(store: object) -> Any:
 
 
 def _loaded(store: object) -> Any:
-    name = saved_name(store)
-    if name is None:
-        return store
-    return load_saved("--store", name, DatasetStore, RemoteFileSystem, LocalFileSystem)
+    return loaded("--store", store, DatasetStore, RemoteFileSystem, LocalFileSystem)
 
 
 # A form shows this field as a selection of these blocks. A saved job is loaded with a dict in it.

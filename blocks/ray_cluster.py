@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from batchmill.blocks.saved_block import FORM, load_saved, logo, saved_name
+from batchmill.blocks.saved_block import FORM, loaded, logo, saved_name
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, SecretStr, ValidationError, field_validator, model_validator
 
@@ -158,12 +158,8 @@ def as_cluster(cluster: object) -> Any:
 
     A saved cluster is fetched from the Prefect API. Raises OptionError.
     """
-    if not isinstance(cluster, str):
-        return cluster
-    name = saved_name(cluster)
-    if name is None:
-        return RayCluster(address=cluster)
-    return load_saved("--ray", name, RayCluster)
+    found = loaded("--ray", cluster, RayCluster)
+    return RayCluster(address=found) if isinstance(found, str) else found
 
 
 def make_cluster(

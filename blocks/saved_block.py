@@ -58,6 +58,12 @@ def load_saved(option: str, name: str, *kinds: type[Block]) -> Any:
     return saved
 
 
+def loaded(option: str, given: object, *kinds: type[Block]) -> Any:
+    """Fetch block:NAME, see `load_saved`. Other values are returned unchanged."""
+    name = saved_name(given)
+    return given if name is None else load_saved(option, name, *kinds)
+
+
 def check_saved(block: Block | None, option: str) -> None:
     """Raise OptionError for a block that is not saved, if a restriction is set.
 
