@@ -23,7 +23,7 @@ from batchmill.orchestration.artifacts import (
 )
 from batchmill.orchestration.cancellation import Cancellation
 from batchmill.orchestration.metrics import RunMetrics
-from batchmill.orchestration.server.api import end_flow_run, resource_id
+from batchmill.orchestration.server.api import end_flow_run, event_resource
 from batchmill.planning.prepare import Prepared
 from batchmill.planning.run_spec import read_spec
 from batchmill.publishing.summary import Summary, failure_message
@@ -68,9 +68,8 @@ class FlowObserver(RunObserver):
         self.metrics = RunMetrics(job.output, job.step)
         self.metrics.pending(run.pending)
         inputs = len(run.prepared.manifest)
-        self._emit(
-            "batchmill.run.started", {"inputs": inputs, "pending": run.pending, "step": job.step}
-        )
+        payload = {"inputs": inputs, "pending": run.pending, "step": job.step}
+        self._emit("batchmill.run.started", payload)
 
     def planned(self, run: Run) -> None:
         """Record the id of this flow run. End the previous one in Prefect if it could not do so."""
@@ -162,10 +161,6 @@ class FlowObserver(RunObserver):
         # Prefect sends the event from another thread, and adds the id of the flow run.
         emit_event(
             event,
-            resource={
-                "prefect.resource.id": resource_id("dataset", self._dataset),
-                "prefect.resource.name": self._dataset,
-                **(labels or {}),
-            },
+            resource=event_resource("dataset", self._dataset) | (labels or {}),
             payload={"dataset": self._dataset, "run": self._run} | payload,
         )

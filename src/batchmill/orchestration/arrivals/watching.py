@@ -17,7 +17,7 @@ from batchmill.orchestration.arrivals.watch_target import WatchTarget
 from batchmill.orchestration.server.api import (
     API_ERRORS,
     client_without_retries,
-    resource_id,
+    event_resource,
     shown_api,
 )
 from batchmill.storage import is_url
@@ -65,10 +65,7 @@ def announce(target: WatchTarget, payload: Mapping[str, Any]) -> None:
     Raises:
         ServiceError: The server did not accept the event.
     """
-    labels = {
-        "prefect.resource.id": resource_id("source", target.source),
-        "prefect.resource.name": target.source,
-    }
+    labels = event_resource("source", target.source)
     if target.deployment:
         labels["batchmill.deployment"] = target.deployment
     event = Event(event=ARRIVED, resource=Resource.model_validate(labels), payload=dict(payload))

@@ -121,6 +121,11 @@ def resource_id(kind: Literal["dataset", "source"], place: str) -> str:
     return f"batchmill.{kind}.{readable_id(kind, os.path.basename(place.rstrip('/')), place)}"
 
 
+def event_resource(kind: Literal["dataset", "source"], place: str) -> dict[str, str]:
+    """Return the labels of a dataset or a source in Prefect's events: its id and its name."""
+    return {"prefect.resource.id": resource_id(kind, place), "prefect.resource.name": place}
+
+
 def _check_configured() -> None:
     """Raise ServiceError if the configured server does not respond or rejects the credentials."""
     try:
