@@ -160,19 +160,17 @@ class ShardScheduler:
         if self.cancelled():
             ended = state if state.is_completed() else Cancelled(message=reason)
             self.queue.record_end(submitted, ended)
-            return
-        if self.runner.leave_out(state):
+        elif self.runner.leave_out(state):
             self._loss_policy.resubmit(submitted, state)
-            return
-        if state.is_crashed():
+        elif state.is_crashed():
             self._loss_policy.handle_loss(submitted, reason)
-            return
-        self.queue.record_end(submitted, state)
-        if state.is_completed():
-            self._loss_policy.in_turn = 0
         else:
-            get_run_logger().error("%s ended early: %s", shard.title, reason)
-            self.queue.ended_early.append(f"{shard.title} ended early: {reason}")
+            self.queue.record_end(submitted, state)
+            if state.is_completed():
+                self._loss_policy.in_turn = 0
+            else:
+                get_run_logger().error("%s ended early: %s", shard.title, reason)
+                self.queue.ended_early.append(f"{shard.title} ended early: {reason}")
 
     def _end_cancelled(self) -> bool:
         """Kill the shards that have not ended in time.
