@@ -179,8 +179,7 @@ class LossPolicy:
 def _moved(shard: Shard) -> list[Shard]:
     """Return the shard to submit again after its node was lost. No input caused that."""
     if shard.left == 1:
-        control = Ledger(open_store(shard.dataset)).control
-        control.forget_attempts(shard.run, shard.key)
+        Ledger(open_store(shard.dataset)).control.forget_attempts(shard.run, shard.key)
     (rows,) = unfinished([shard])
     return [replace(_next_attempt(shard, rows), losses=shard.losses)] if rows else []
 
