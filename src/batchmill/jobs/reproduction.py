@@ -14,7 +14,6 @@ from shlex import quote
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from batchmill.errors import OptionError
 from batchmill.ledger.ledger import Ledger
@@ -136,8 +135,7 @@ def _files_in(folder: str) -> list[str]:
 
 def _record(ledger: Ledger, dataset: str, name: str) -> Mapping[str, Any]:
     wanted = ["input", "outcome", "error", "message", "traceback", "log", "carried"]
-    state = ledger.state()
-    own = state.select(pc.equal(state.names, name))
+    own = ledger.state().of(pa.array([name], pa.string()))
     found: list[dict[str, Any]] = own.records(wanted).to_pylist()
     if not found:
         raise OptionError(
