@@ -123,7 +123,7 @@ def _is_young(file: FileVersion, min_age: float, wall: float) -> bool:
     return -max(_CLOCK_SKEW_SECONDS, min_age) < age_seconds(file, wall) < min_age
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _Waiting:
     """A file that is not announced yet.
 
@@ -192,9 +192,7 @@ class Arrivals:
                 is_first = waiting is None and name not in self._vanished
                 is_old = self._local and is_first and age_seconds(file, wall) >= self._min_age
                 complete_since = now if is_old or not self._min_age else inf
-                self._waiting[name] = _Waiting(
-                    version=file, since=now, complete_since=complete_since
-                )
+                self._waiting[name] = _Waiting(file, since=now, complete_since=complete_since)
 
     def _is_complete(self, waiting: _Waiting, now: float, wall: float) -> bool:
         if now - waiting.since < self._min_age:
