@@ -33,6 +33,7 @@ from batchmill.orchestration.server.server_process import (
     try_lock,
 )
 
+_SERVER_MODULE = "batchmill.orchestration.server.server_process"
 # The first start on a machine creates the database. This took 13 to 19 s on two cores.
 _START_SECONDS = 180
 _STOP_SECONDS = 20
@@ -194,10 +195,7 @@ class _StartedProcess:
 
     def __init__(self, port: int) -> None:
         self._process = subprocess.Popen(
-            [
-                *[sys.executable, "-P", "-m", "batchmill.orchestration.server.server_process"],
-                str(port),
-            ],
+            [sys.executable, "-P", "-m", _SERVER_MODULE, str(port)],
             # The server detects the end of this process when the pipe is closed.
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
