@@ -50,14 +50,13 @@ class DatasetStore(Described, Block):
     @classmethod
     def _check_url(cls, url: str) -> str:
         url = without_file_scheme(url.strip())
+        fault = ""
         if is_url(url):
             has_bucket = bool(url.partition("://")[2])
             fault = url_fault(url) or ("" if has_bucket else "names no bucket. Add its name.")
-        else:
+        elif not os.path.isabs(url):
             # A relative path would be another folder in each process.
-            fault = (
-                "" if os.path.isabs(url) else "is neither a URL nor a full path. Give a full path."
-            )
+            fault = "is neither a URL nor a full path. Give a full path."
         if fault:
             raise OptionError(f"dataset store {shown_url(url)!r}: {fault}")
         return url.rstrip("/") or "/"
