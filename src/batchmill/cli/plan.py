@@ -169,17 +169,13 @@ def _lines(planned: PlanResult) -> Iterator[str]:
     yield from prepared.change_lines()
     yield from partition_lines(prepared)
     if planned.pending:
-        yield from _layout_lines(planned)
+        yield (
+            f"{counted(planned.pending, 'input')} to execute, in "
+            f"{counted(planned.shards, 'shard')} with batch_size {planned.batch_size} and "
+            f"num_workers {planned.num_workers}."
+        )
+        yield from (f"  {reason}." for reason in planned.reasons)
     else:
         yield "Nothing to execute."
     yield from _check_lines(prepared)
     yield from planned.forecast.lines() if planned.forecast else ()
-
-
-def _layout_lines(planned: PlanResult) -> Iterator[str]:
-    """Yield how the pending inputs are divided."""
-    yield (
-        f"{counted(planned.pending, 'input')} to execute, in {counted(planned.shards, 'shard')} "
-        f"with batch_size {planned.batch_size} and num_workers {planned.num_workers}."
-    )
-    yield from (f"  {reason}." for reason in planned.reasons)
