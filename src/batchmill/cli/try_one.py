@@ -74,11 +74,10 @@ def try_one(
     columns = parse_pairs(row, "--row", "label=dog")
     pairs = parse_pairs(file, "--file", "mask=a_mask.png")
     files = {column: str(path) for column, path in pairs.items()}
+    given = parse_params(param, params)
     with _stdout_to_stderr() if json else nullcontext():
         with _watched(place):
-            loaded = load_step(
-                step, parse_params(param, params), search=os.getcwd(), file_columns=[*files]
-            )
+            loaded = load_step(step, given, search=os.getcwd(), file_columns=[*files])
         is_folder = input_kind == "folder"
         with _watched(place, limits):
             outcome = run_single_input(loaded, place, columns, keep, files, is_folder=is_folder)
@@ -191,10 +190,8 @@ def _show(outcome: Outcome, keep: Path | None) -> None:
         keys = list(dict.fromkeys(key for row in rows for key in row))
         lines = [[_cell(row.get(key)) for key in keys] for row in rows[:SHOWN_ROWS]]
         if len(rows) == 1:  # A line for each value, since many columns are unreadable.
-            keys, lines = (
-                ["column", "value"],
-                [list(pair) for pair in zip(keys, *lines, strict=True)],
-            )
+            lines = [list(pair) for pair in zip(keys, *lines, strict=True)]
+            keys = ["column", "value"]
         table = Table(*keys, title=counted(len(rows), "row"), title_justify="left")
         for line in lines:
             table.add_row(*line)
