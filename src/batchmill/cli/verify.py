@@ -133,8 +133,7 @@ def _show(dataset: str, found: list[Difference], version: str, *, repaired: bool
         )
     if all(difference.is_warning for difference in found):
         out.print(f"{dataset}: matches its ledger.")
-        return
-    if version:
+    elif version:
         out.print(
             "A run can write only the files of the last version again. To compare that one: "
             f"batchmill verify {quote(dataset)}"

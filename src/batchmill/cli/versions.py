@@ -129,14 +129,13 @@ def files(
     found = input_files(ledger, input, version or None)
     if output:
         copy_files(ledger, found, output.expanduser())
+    out = console()
     if json:
         print_json([file._asdict() for file in found])
-        return
-    out = console()
-    if output:
+    elif output:
         out.print(f"Copied {counted(len(found), 'file')} to {output}")
-        return
-    for file in found:
-        out.print(f"{file.name}: {readable_size(file.size)}, {file.stored}")
-    if not found:
+    elif not found:
         out.print(f"{input} has no files.")
+    else:
+        for file in found:
+            out.print(f"{file.name}: {readable_size(file.size)}, {file.stored}")
