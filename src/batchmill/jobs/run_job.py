@@ -98,8 +98,9 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
             check_free(prepared.ledger)
         elif who := holder(prepared.ledger):
             display.say(f"Waiting until another run over the dataset has ended: {who}.")
-        _check_cluster(cast("RayCluster | None", request.cluster))
-        if request.cluster is None and len(prepared.plan.pending):
+        if request.cluster is not None:
+            _check_cluster(cast("RayCluster", request.cluster))
+        elif len(prepared.plan.pending):
             check_device(prepared.step)  # The machines of a cluster may have other GPUs.
         if options.run.verify_change:
             from batchmill.runs.verify_change import verify_change
@@ -127,10 +128,8 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
         )
 
 
-def _check_cluster(cluster: "RayCluster | None") -> None:
+def _check_cluster(cluster: "RayCluster") -> None:
     """Raise OptionError or ServiceError if a cluster obviously cannot be used."""
-    if cluster is None:
-        return
     cluster.present_token()
     from batchmill.orchestration.cluster.connection import check_cluster
 
