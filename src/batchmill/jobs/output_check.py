@@ -22,8 +22,7 @@ def check_writable(output: str) -> None:
     nearest = next(folder for folder in (place, *place.parents) if folder.exists())
     try:
         # The permissions are not enough to know it: the file system may be read-only.
-        with tempfile.TemporaryFile(dir=nearest):
-            pass
+        tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:
         raise OptionError(
             f"--output {output}: {nearest} cannot be written to ({error.strerror}). Change the "
