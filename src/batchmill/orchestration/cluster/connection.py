@@ -255,11 +255,10 @@ def _check_endpoint(what: str, place: tuple[str, int]) -> None:
 
 def _check_auto() -> None:
     """Raise ServiceError if Ray finds no cluster by itself. Try it in another process."""
-    named = os.environ.get("RAY_ADDRESS")
-    if named:
-        place = endpoint(named)
-        if all(place):
-            _check_endpoint(f"--ray auto: RAY_ADDRESS={named}", place)
+    named = os.environ.get("RAY_ADDRESS", "")
+    place = endpoint(named)
+    if all(place):
+        _check_endpoint(f"--ray auto: RAY_ADDRESS={named}", place)
     tried = subprocess.run(
         [sys.executable, "-c", _CONNECT_CODE], stdin=subprocess.DEVNULL, capture_output=True
     )
