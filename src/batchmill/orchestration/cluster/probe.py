@@ -7,15 +7,15 @@ from dataclasses import asdict
 from typing import Any, cast
 
 import ray
-from prefect.client.orchestration import get_client
 from prefect.context import SettingsContext, get_settings_context
 from prefect.logging import get_run_logger
-from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.settings import PREFECT_API_URL
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from batchmill.errors import ServiceError
 from batchmill.orchestration.cluster.capacity import Node
 from batchmill.orchestration.cluster.connection import short_reason
+from batchmill.orchestration.server.api import client_without_retries
 from batchmill.runs.node_check import Probe, faults_here
 from batchmill.security.credentials import Access, access_to
 from batchmill.version import VERSION
@@ -189,10 +189,9 @@ def faults_on_this_node(
 
 def _api_fault(settings: Mapping[str, Any]) -> str:
     """Return why this machine cannot use the Prefect API of these settings. Empty if it can."""
-    with SettingsContext(**settings), temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+    with SettingsContext(**settings), client_without_retries() as client:
         url = PREFECT_API_URL.value()
-        with get_client(sync_client=True) as client:
-            trouble = client.api_healthcheck()
+        trouble = client.api_healthcheck()
     if not trouble:
         return ""
     return (
