@@ -132,17 +132,14 @@ def run_ray_shard(
     import ray
 
     log = ShardLog()
-    context = ray.get_runtime_context()
-
+    node = ray.get_runtime_context().get_node_id()
     try:
         with access_to(access):
             fault = first_fault(probe) if probe else ""
             if fault:
                 where = cast("Any", ray).util.get_node_ip_address()
-                reason = f"{context.get_node_id()} on {where}: {fault}"
-                return Crashed(name=_UNFIT, message=reason)
-            place = context.get_node_id()
-            result = run_shard(shard, log.outcome, place=place, on_lines=log.step_lines)
+                return Crashed(name=_UNFIT, message=f"{node} on {where}: {fault}")
+            result = run_shard(shard, log.outcome, place=node, on_lines=log.step_lines)
         return log.end(result)
     finally:
         # Ray ends its workers immediately after the last shard, and unsent logs would be lost.
