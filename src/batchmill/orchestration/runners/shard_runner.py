@@ -1,8 +1,8 @@
 """The interface to the place where the shards of a run execute, and the runner without Ray."""
 
-import concurrent.futures
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, cast
 
@@ -159,9 +159,7 @@ class LocalRunner(ShardRunner):
     def wait(self, futures: Sequence[ShardFuture], seconds: float) -> Collection[ShardFuture]:
         """Wait until the thread of one of the task runs has ended."""
         threads = {cast("PrefectConcurrentFuture[Any]", f).wrapped_future: f for f in futures}
-        ended, _ = concurrent.futures.wait(
-            threads, seconds, return_when=concurrent.futures.FIRST_COMPLETED
-        )
+        ended, _ = wait(threads, seconds, return_when=FIRST_COMPLETED)
         return [threads[thread] for thread in ended]
 
     def release(self) -> None:
