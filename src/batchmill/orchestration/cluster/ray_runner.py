@@ -1,6 +1,6 @@
 """The runner for a Ray cluster or a local Ray, based on prefect-ray's task runner."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -14,7 +14,6 @@ from batchmill.blocks.ray_cluster import RayCluster
 from batchmill.errors import RunError
 from batchmill.orchestration.cluster.capacity import (
     LivingNodes,
-    Node,
     cores_for,
     count_slots,
     lost_head_message,
@@ -57,14 +56,10 @@ class RayRunner(ShardRunner):
     cancelled: Callable[[], bool]
     takes_gpu: bool = False
     _held: ExitStack = field(default_factory=ExitStack)
-    _found: list[Node] = field(default_factory=list)
-    _needs: Mapping[str, float] = field(default_factory=dict)
     _probes: NodeProbes | None = None  # A local Ray has only one node.
 
-    def __post_init__(self) -> None:
-        self.is_elastic = not self.cluster.is_local
-
     def __enter__(self) -> "RayRunner":
+        self.is_elastic = not self.cluster.is_local
         self._tasks: RayTaskRunner[Any] = self._held.enter_context(ray_runner(self.cluster))
         self._found = nodes()
         if self.takes_gpu:

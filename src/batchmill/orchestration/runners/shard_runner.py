@@ -123,7 +123,6 @@ class LocalRunner(ShardRunner):
         self._access = access
         self._gpus = gpus
         self._held = ExitStack()
-        self._slots = 1
 
     def __enter__(self) -> "LocalRunner":
         self._running = RunningShards(self._held.enter_context(shard_processes()), self._gpus)
