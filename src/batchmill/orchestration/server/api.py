@@ -12,7 +12,7 @@ import httpx
 from prefect import Task
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-from prefect.client.schemas.objects import State, TaskRun
+from prefect.client.schemas.objects import State, StateType, TaskRun
 from prefect.context import FlowRunContext, SettingsContext, get_settings_context
 from prefect.events.worker import EventsWorker
 from prefect.exceptions import ObjectNotFound, PrefectException
@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 # The errors of Prefect's client.
 API_ERRORS = (httpx.HTTPError, PrefectException)
 
+# A flow run in one of these states has reported its end, or has no process.
+_NOT_CHANGED = (StateType.COMPLETED, StateType.FAILED, StateType.SCHEDULED, StateType.PAUSED)
 _POLL_SECONDS = 0.2
 _PAGE = 200
 _MOST_TASK_RUNS = 5000
@@ -198,9 +200,7 @@ def end_flow_run(flow_run: UUID, end: State[Any]) -> None:
     # The run may be on another server.
     with suppress(*API_ERRORS), client_without_retries() as client:
         state = client.read_flow_run(flow_run).state
-        if state and (state.is_completed() or state.is_failed()):
-            return  # The process reported its end.
-        if state and (state.is_scheduled() or state.is_paused()):
+        if state and state.type in _NOT_CHANGED:
             return
         if state is None or not state.is_final():
             client.set_flow_run_state(flow_run, end, force=True)
