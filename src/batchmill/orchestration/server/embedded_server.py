@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, cast
 
 from batchmill.errors import ServiceError
 from batchmill.orchestration.server.server_process import (
@@ -203,12 +203,12 @@ class _StartedProcess:
             # Ctrl-C in the terminal must not end the server: the run still needs it.
             start_new_session=True,
         )
-        self._pipe: IO[bytes] | None = self._process.stdin
+        self._pipe = cast("IO[bytes]", self._process.stdin)
         self._is_needed = False
 
     def serve(self) -> None:
         """Let the process serve. Before, it only does its imports."""
-        if self._pipe is None or self._is_needed:
+        if self._pipe.closed or self._is_needed:
             return
         self._is_needed = True
         with suppress(BrokenPipeError):  # It has ended: a server is configured.
@@ -217,10 +217,8 @@ class _StartedProcess:
 
     def let_go(self) -> None:
         """Stop using the process. It ends when no other process uses it."""
-        if self._pipe is not None:
-            with suppress(BrokenPipeError):
-                self._pipe.close()
-        self._pipe = None
+        with suppress(BrokenPipeError):
+            self._pipe.close()
         self._process.poll()
 
     def poll(self) -> int | None:
