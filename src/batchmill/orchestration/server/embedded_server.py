@@ -150,10 +150,9 @@ def embedded_server(home: Path, port: int = ANY_PORT) -> Iterator[TemporaryServe
             _kept[folder] = (folder / USERS_LOCK).open("a+")
             fcntl.flock(_kept[folder], fcntl.LOCK_SH)
         yield TemporaryServer(url, auth_string(folder))
-    if folder in _kept:
-        return
-    # The next command may be `prefect server start`. Two servers on one database lose records.
-    _wait_for_end(folder)
+    if folder not in _kept:
+        # The next command may be `prefect server start`. Two servers on one database lose records.
+        _wait_for_end(folder)
 
 
 def is_running(home: Path) -> bool:
