@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from shlex import quote
-from typing import Any, NoReturn
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -144,10 +144,6 @@ def _input_root(dataset: str, root: str, name: str) -> str:
     return root
 
 
-def _raise(error: Exception) -> NoReturn:
-    raise error
-
-
 def _open_and_remove(path: Path, full: str, load: Load) -> Any:
     try:
         return open_fetched(path, full, load)
@@ -222,7 +218,7 @@ class SampleDataset(Dataset[Any]):
         return [(row[0], self._load), *((row[at], open_by_suffix) for at in self._further)]
 
     def _opener(self, file: tuple[str, Load], folder: Path | None) -> Callable[[], Any]:
-        """Return a function that opens a file, or that raises the error of the store.
+        """Return a function that opens a file. Raises the error of the store.
 
         A file in a pack is read now. Another remote file is fetched now, to a temporary `folder`.
         """
@@ -231,18 +227,15 @@ class SampleDataset(Dataset[Any]):
             return lambda: None  # The row has no such file.
         full = join(self._root, place)
         address = parse_address(place)
-        try:
-            if self._inputs_root is not None:
-                check_input(full)
-            if address:
-                return partial(open_content, self._packs.read(address), full, load)
-            if folder is None or not is_url(full):
-                return partial(open_fetched, Path(full), full, load)
-            path = folder / uuid.uuid4().hex / last_part(full)
-            path.parent.mkdir()
-            transfer.fetch(full, str(path))
-        except BatchmillError as error:
-            return partial(_raise, error)
+        if self._inputs_root is not None:
+            check_input(full)
+        if address:
+            return partial(open_content, self._packs.read(address), full, load)
+        if folder is None or not is_url(full):
+            return partial(open_fetched, Path(full), full, load)
+        path = folder / uuid.uuid4().hex / last_part(full)
+        path.parent.mkdir()
+        transfer.fetch(full, str(path))
         return partial(_open_and_remove, path, full, load)
 
     def _sample(self, index: int, row: Sequence[Any], openers: Iterable[Callable[[], Any]]) -> Any:
