@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from batchmill.errors import OptionError, StoreError
 from batchmill.storage.fingerprints import HashingFile
+from batchmill.storage.pack_writer import encode_member
 from batchmill.urls import join
 
 FormatName = Literal["webdataset", "huggingface"]
@@ -104,7 +105,7 @@ def _as_json(value: object) -> str:
 
 
 class WebDataset:
-    """Writes tar files with the standard library. The same samples give the same bytes.
+    """Writes tar files. The same samples give the same bytes.
 
     Members with one key are a sample: its files, and its row as JSON.
 
@@ -133,8 +134,9 @@ class WebDataset:
                 while (name := ".".join(filter(None, [part, one.suffix]))).lower() in taken:
                     part += "_"
                 taken.add(name.lower())
-                members.append(_member(f"{key}.{name}", data))
-            size += file.write(b"".join([*members, _member(f"{key}.{row}", text)]))
+                members.append(encode_member(f"{key}.{name}", data)[1])
+            members.append(encode_member(f"{key}.{row}", text)[1])
+            size += file.write(b"".join(members))
         # Two empty blocks end an archive. Its size is a multiple of RECORDSIZE.
         end = 2 * tarfile.BLOCKSIZE
         file.write(b"\0" * (end + -(size + end) % tarfile.RECORDSIZE))
@@ -148,13 +150,6 @@ class WebDataset:
             for _, members in groupby(archive, lambda member: member.name.partition(".")[0]):
                 contents = [archive.extractfile(member) for member in members]
                 yield b"".join(opened.read() for opened in contents[:-1] if opened)
-
-
-def _member(name: str, data: bytes) -> bytes:
-    """Return a member of an archive: its header, its content, and zeros to a full block."""
-    header = tarfile.TarInfo(name)  # Its time is 0.
-    header.size = len(data)
-    return header.tobuf(tarfile.GNU_FORMAT) + data + b"\0" * (-len(data) % tarfile.BLOCKSIZE)
 
 
 class HuggingFace:
