@@ -67,10 +67,9 @@ def repeated(names: Column) -> tuple[np.ndarray, np.ndarray]:
     order = np.argsort(hashes, kind="stable")
     hashes = hashes[order]
     is_same = hashes[1:] == hashes[:-1]
-    none = np.zeros(min(len(hashes), 1), bool)
-    is_repeated = np.append(none, is_same) | np.append(is_same, none)
+    is_repeated = np.append(False, is_same) | np.append(is_same, False)
     rows, hashes = order[is_repeated], hashes[is_repeated]
-    numbers = np.cumsum(np.append(none[: len(rows)], hashes[1:] != hashes[:-1]))
+    numbers = np.cumsum(np.append(False, hashes[1:] != hashes[:-1]))
     if ((numbers[1:] == numbers[:-1]) & ~_equal_to_the_one_before(names, rows)).any():
         return _numbered_exactly(names, rows)  # Different names have the same hash.
     return rows, numbers
