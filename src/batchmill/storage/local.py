@@ -110,10 +110,6 @@ class LocalStore(Store):
         with self._faults(name), open(beneath.open_file(self.url, name), "rb", buffering=0) as file:
             return os.pread(file.fileno(), size, offset)
 
-    def write(self, name: str, data: bytes) -> None:
-        """Write a whole file, and replace an earlier one."""
-        self.write_atomic(name, lambda file: file.write(data))
-
     @retry_local
     def write_atomic(self, name: str, writer: Callable[[BinaryIO], object]) -> None:
         """Write a temporary file with `writer`, then replace `name` with it."""

@@ -112,6 +112,7 @@ class Store(Protocol):
 
     def write(self, name: str, data: bytes) -> None:
         """Write a whole file, and replace an earlier one."""
+        self.write_atomic(name, lambda file: file.write(data))
 
     def write_atomic(self, name: str, writer: Callable[[BinaryIO], object]) -> None:
         """Write a temporary file with `writer`, then replace `name` with it.
