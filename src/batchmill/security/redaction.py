@@ -40,12 +40,10 @@ def without_secrets(text: str) -> str:
 def _secrets() -> Iterator[str]:
     import fsspec  # It imports much, and most runs hide no secret.
 
-    pairs: list[tuple[str, object]] = [*os.environ.items()]
-    for options in fsspec.config.conf.values():
-        pairs += options.items()
-    for name, value in pairs:
-        if names_a_secret(name):
-            yield from _texts(value)
+    for settings in (os.environ, *fsspec.config.conf.values()):
+        for name, value in settings.items():
+            if names_a_secret(name):
+                yield from _texts(value)
     for store in granted():
         yield from _texts(store.options)
 
