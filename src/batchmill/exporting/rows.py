@@ -140,8 +140,7 @@ def _texts(table: pa.Table, name: str) -> list[str]:
         raise OptionError(f"--class-label {name}: the table has no such column.")
     if not (pa.types.is_string(kind := table[name].type) or pa.types.is_large_string(kind)):
         raise OptionError(f"--class-label {name}: has {kind} instead of texts.")
-    texts: list[str] = pc.unique(table[name].drop_null()).to_pylist()
-    return sorted(texts)
+    return sorted(pc.unique(table[name].drop_null()).to_pylist())
 
 
 def _further_files(
@@ -215,8 +214,7 @@ def _recorded(
         if None in found:
             place = join(root, names[found.index(None)])
             raise StoreError(place, "is missing. Check it with batchmill verify.")
-        measured = pa.array(found, pa.int64())
-        measured = pc.max_element_wise(measured, 0)
+        measured = pc.max_element_wise(pa.array(found, pa.int64()), 0)
         sizes = pc.replace_with_mask(sizes.combine_chunks(), unknown, measured)
     return pc.fill_null(contents, ""), sizes
 

@@ -18,8 +18,6 @@ from batchmill.storage.fingerprints import HashingFile, hash_bytes
 from batchmill.storage.store import ahead_in_threads, write_and_hash
 from batchmill.urls import join
 
-_REQUESTS = 16
-
 
 def digest_samples(task: ShardTask, stop: Event) -> str:
     """Return the digest of all that the bytes of a shard depend on.
@@ -36,9 +34,7 @@ def digest_samples(task: ShardTask, stop: Event) -> str:
         state.update("\n".join(task.samples[column].to_pylist()).encode())
     for (own, *further), row in zip(task.files(), task.dicts(), strict=True):
         _check(stop)
-        content = own.content
-        if not content:
-            content = hash_bytes(_read_file(own, task))
+        content = own.content or hash_bytes(_read_file(own, task))
         state.update(f"\n{content} ".encode())
         for one in further:
             state.update(f"{one.column}.{one.suffix} {one.content} ".encode())
@@ -64,7 +60,7 @@ def write_shard(task: ShardTask, stop: Event) -> ShardRecord:
         files = task.files()
         each, load = [*chain(*files)], partial(_read_file, task=task)
         is_remote = is_url(task.root)
-        contents = ahead_in_threads(load, each, _REQUESTS) if is_remote else map(load, each)
+        contents = ahead_in_threads(load, each, remote.THREADS) if is_remote else map(load, each)
         for own in files:
             _check(stop)
             found = list(islice(contents, len(own)))
