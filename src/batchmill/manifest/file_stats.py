@@ -72,12 +72,9 @@ def stat_folders(names: pa.StringArray, root: str, faults: dict[int, str]) -> pa
         if isinstance(state, str):
             faults.setdefault(index, f"{names[index].as_py()!r} {state}")
     states = [_NO_FOLDER if isinstance(state, str) else state for state in found]
-    sizes = [state.size for state in states]
-    times = [state.mtime_ns for state in states]
-    nulls = [None] * len(names)
-    table = pa.table([names, sizes, times, nulls, nulls], schema=FILES)
-    digests = pa.array([state.companions for state in states], pa.string())
-    return table.append_column("companions", digests)
+    schema = FILES.append(pa.field("companions", pa.string()))
+    columns = ([getattr(state, name) for state in states] for name in schema.names[1:])
+    return pa.table([names, *columns], schema=schema)
 
 
 def _look_into(place: str) -> Fingerprint | str:
