@@ -143,9 +143,8 @@ def read_glob(path: str, pattern: str, *, folders: bool = False) -> Source:
     Returns:
         One row per file. Names are relative to the folder before the first wildcard.
     """
-    parts = Path(path).parts
     fixed = Path()
-    for part in parts:
+    for part in Path(path).parts:
         plain = part.replace("[[]", "[").replace("[*]", "*").replace("[?]", "?")
         if glob.escape(plain) != part:
             break
