@@ -84,17 +84,16 @@ def named(table: pa.Table, dataset: str, pack: str = "") -> Named:
         dataset: The dataset's path or URL.
         pack: The column with the addresses of outputs in packs. Empty: the files are not needed.
     """
-    are_inputs = True
     if OUTPUT_COLUMN in table.column_names:
         outputs = table[OUTPUT_COLUMN].cast(_TEXT).combine_chunks()
         there = pc.fill_null(pc.not_equal(outputs, ""), False)
         if pc.any(there).as_py():
-            are_inputs = False
             table, outputs = table.filter(there), outputs.filter(there)
             _check_inside(outputs, dataset, FILES)
-    names = table[INPUT_COLUMN].cast(_TEXT).combine_chunks() if are_inputs else outputs
-    places = names if are_inputs else _places(table, names, pack, dataset)
-    return Named(table, places, _unique(names), are_inputs)
+            places = _places(table, outputs, pack, dataset)
+            return Named(table, places, _unique(outputs), are_inputs=False)
+    names = table[INPUT_COLUMN].cast(_TEXT).combine_chunks()
+    return Named(table, names, _unique(names), are_inputs=True)
 
 
 class Samples(NamedTuple):
