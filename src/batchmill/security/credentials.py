@@ -41,12 +41,12 @@ def options_for(url: str) -> dict[str, Any]:
     The innermost store that contains the URL matches first, then a store in the same bucket. If
     several stores match equally, the latest one is used.
     """
-    latest = list(reversed(_granted))
-    inside = [store for store in latest if _is_below(url, store.url)]
-    if inside:
-        return dict(max(inside, key=lambda store: len(store.url)).options)
-    beside = [store for store in latest if _is_below(url, _bucket_of(store.url))]
-    return dict(beside[0].options) if beside else {}
+    beside = [store for store in reversed(_granted) if _is_below(url, _bucket_of(store.url))]
+
+    def depth(store: Access) -> int:
+        return len(store.url) if _is_below(url, store.url) else 0
+
+    return dict(max(beside, key=depth).options) if beside else {}
 
 
 def _is_below(url: str, above: str) -> bool:
