@@ -16,7 +16,6 @@ from batchmill.storage import open_store, remote, transfer
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.fingerprints import (
     Fingerprint,
-    SeenFile,
     content_of,
     digest_of_files,
     fingerprint,
@@ -43,7 +42,7 @@ def fetch_and_read(item: Input) -> Fingerprint:
     if not item.companions:
         return seen or _read(item)
     read = {column: file and (file.name, _read(file)) for column, file in item.companions.items()}
-    files = {column: file and _seen_file(*file) for column, file in read.items()}
+    files = {column: file and file[1].named(file[0]) for column, file in read.items()}
     contents = {column: file and (file[0], file[1].content) for column, file in read.items()}
     seen = seen or _read(item)
     return seen._replace(
@@ -77,12 +76,8 @@ def _read_folder(item: Input) -> Fingerprint:
         for name, file in files.items()
     ]
     seen = {part.name: _read(part) for part in parts}
-    now = {name: _seen_file(name, found) for name, found in seen.items()}
+    now = {name: found.named(name) for name, found in seen.items()}
     return folder_fingerprint(now, lambda file: seen[file.name].content)
-
-
-def _seen_file(name: str, found: Fingerprint) -> SeenFile:
-    return SeenFile(name, found.size, found.mtime_ns, found.etag, found.ctime_ns)
 
 
 def _read(item: Input | Companion) -> Fingerprint:

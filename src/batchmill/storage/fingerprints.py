@@ -37,6 +37,10 @@ class Fingerprint(NamedTuple):
     ctime_ns: int | None = None
     companions: str | None = None
 
+    def named(self, name: str) -> "SeenFile":
+        """Return the file with its name, without its content."""
+        return SeenFile(name, self.size, self.mtime_ns, self.etag, self.ctime_ns)
+
 
 class SeenFile(NamedTuple):
     """The name of a file, and what is known of it without reading it."""
@@ -80,14 +84,18 @@ def fingerprint(path: str) -> Fingerprint:
         # Without O_NONBLOCK, the call waits if the file is a pipe without a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError:
-        seen = os.stat(path)
-        return _fingerprint(seen, "")
+        return file_state(path)
     try:
         seen = os.fstat(descriptor)
         content = _hash(descriptor, seen.st_size) if stat.S_ISREG(seen.st_mode) else ""
         return _fingerprint(seen, content)
     finally:
         os.close(descriptor)
+
+
+def file_state(path: str) -> Fingerprint:
+    """Return what is known of a local file without reading it."""
+    return _fingerprint(os.stat(path), "")
 
 
 def _fingerprint(seen: os.stat_result, content: str) -> Fingerprint:

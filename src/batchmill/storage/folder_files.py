@@ -8,8 +8,8 @@ from batchmill.storage.fingerprints import (
     Fingerprint,
     SeenFile,
     digest_of_files,
+    file_state,
     joint_content,
-    recordable,
 )
 
 
@@ -28,7 +28,7 @@ def files_in(place: str) -> dict[str, SeenFile]:
     if is_url(place):
         found = {name: SeenFile(name, *seen) for name, seen in remote.find(place).items()}
     else:
-        found = {name: _seen(name, f"{place}/{name}") for name in _names_below(place)}
+        found = {name: file_state(f"{place}/{name}").named(name) for name in _names_below(place)}
     return dict(sorted(found.items()))
 
 
@@ -65,9 +65,3 @@ def _names_below(folder: str, prefix: str = "") -> Iterator[str]:
                 yield from _names_below(folder, f"{prefix}{entry.name}/")
             elif entry.is_file():
                 yield f"{prefix}{entry.name}"
-
-
-def _seen(name: str, path: str) -> SeenFile:
-    seen = os.stat(path)
-    times = recordable(seen.st_mtime_ns), recordable(seen.st_ctime_ns)
-    return SeenFile(name, seen.st_size, times[0], None, times[1])
