@@ -226,7 +226,10 @@ def _listed(value: Any, where: str) -> Any:
     if kind in ("M", "m"):
         if value.ndim:
             return list(value)
-        return _instant(value[()]) if kind == "M" else _seconds(value[()], where)
+        time = value[()]
+        if time != time:  # NaT
+            return None
+        return _instant(time) if kind == "M" else _seconds(time, where)
     listed = value.tolist()
     if type(listed) is not type(value):
         return listed
@@ -236,10 +239,8 @@ def _listed(value: Any, where: str) -> Any:
     raise _unknown_type(value, where)
 
 
-def _instant(value: Any) -> str | None:
+def _instant(value: Any) -> str:
     """Return a np.datetime64 as ISO text. Its `tolist` gives a number for nanoseconds."""
-    if value != value:  # NaT
-        return None
     moment = value.tolist()
     if isinstance(moment, int):
         microseconds = value.astype("datetime64[us]")
@@ -248,10 +249,8 @@ def _instant(value: Any) -> str | None:
     return moment.isoformat() if hasattr(moment, "isoformat") else str(value)
 
 
-def _seconds(value: Any, where: str) -> float | None:
+def _seconds(value: Any, where: str) -> float:
     """Return a np.timedelta64 in seconds."""
-    if value != value:  # NaT
-        return None
     try:
         return float(value / type(value)(1, "s"))
     except TypeError as error:  # Months and years have no fixed length.
