@@ -41,7 +41,7 @@ def options_for(url: str) -> dict[str, Any]:
     The innermost store that contains the URL matches first, then a store in the same bucket. If
     several stores match equally, the latest one is used.
     """
-    beside = [store for store in reversed(_granted) if _is_below(url, _bucket_of(store.url))]
+    beside = [store for store in reversed(_granted) if _is_below(url, bucket_of(store.url))]
 
     def depth(store: Access) -> int:
         return len(store.url) if _is_below(url, store.url) else 0
@@ -53,7 +53,8 @@ def _is_below(url: str, above: str) -> bool:
     return f"{url}/".startswith(f"{above.rstrip('/')}/")
 
 
-def _bucket_of(url: str) -> str:
+def bucket_of(url: str) -> str:
+    """Return the URL of the bucket or server that a URL is in."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.partition('/')[0]}"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from batchmill.errors import StoreError
 from batchmill.security.allowlist import INPUTS, listed_in
-from batchmill.security.credentials import options_for
+from batchmill.security.credentials import bucket_of, options_for
 from batchmill.security.redaction import without_secrets
 from batchmill.storage.provider_requests import GOOGLE_SCHEMES, open_google
 from batchmill.url_secrets import hide_secrets
@@ -124,19 +124,17 @@ def _locate(url: str) -> tuple[Any, str]:
 
     fsspec parses only the scheme and the host, because a key may contain any characters.
     """
-    scheme, _, rest = url.partition("://")
-    host = f"{scheme}://{rest.partition('/')[0]}"
     options = {"use_listings_cache": False} | options_for(url)
     if is_web(url) and listed_in(INPUTS) is not None:
         from batchmill.security.web_client import confined_client
 
         options["get_client"] = confined_client
-    if scheme in GOOGLE_SCHEMES:
+    if url.partition("://")[0] in GOOGLE_SCHEMES:
         files = open_google(options)
     else:
         import fsspec  # It imports much, and a run over local files does not need it.
 
-        files, _ = fsspec.core.url_to_fs(host, **options)
+        files, _ = fsspec.core.url_to_fs(bucket_of(url), **options)
     return files, files._strip_protocol(url)
 
 
