@@ -9,13 +9,12 @@ from typing import Any, cast
 import ray
 from prefect.context import SettingsContext, get_settings_context
 from prefect.logging import get_run_logger
-from prefect.settings import PREFECT_API_URL
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from batchmill.errors import ServiceError
 from batchmill.orchestration.cluster.capacity import Node
 from batchmill.orchestration.cluster.connection import short_reason
-from batchmill.orchestration.server.api import client_without_retries
+from batchmill.orchestration.server.api import client_without_retries, shown_api
 from batchmill.runs.node_check import Probe, faults_here
 from batchmill.security.credentials import Access, access_to
 from batchmill.version import VERSION
@@ -190,7 +189,7 @@ def faults_on_this_node(
 def _api_fault(settings: Mapping[str, Any]) -> str:
     """Return why this machine cannot use the Prefect API of these settings. Empty if it can."""
     with SettingsContext(**settings), client_without_retries() as client:
-        url = PREFECT_API_URL.value()
+        url = shown_api()
         trouble = client.api_healthcheck()
     if not trouble:
         return ""
