@@ -19,7 +19,6 @@ StepKind = Literal["function", "dataset", "items"]
 
 # Parameters with these names get their values from batchmill.
 _GIVEN = {"function": ("out", "row"), "dataset": ("labels",)}
-_GIVEN_TO_BATCH = "outs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +301,7 @@ def _given_to(ref: str, target: Any, method: str) -> frozenset[str]:
     is_plain = inspect.isclass(target) and inspect.isfunction(
         inspect.getattr_static(target, method)
     )
-    given = frozenset({_GIVEN_TO_BATCH} & {*names})
+    given = frozenset({"outs"} & {*names})
     if len(_needed(signature, given)) != 1 + is_plain:
         raise StepError(
             f"step {ref}: its {method} takes ({', '.join(names)}); expected one collated "

@@ -103,8 +103,7 @@ class PlannedStep:
 
     def __post_init__(self) -> None:
         """Compare the step with the plan. Raises StepError."""
-        is_first = self.identity not in _compared
-        compare = differences_from_plan if is_first else _differing_contents
+        compare = _differing_contents if self.identity in _compared else differences_from_plan
         self._refuse(compare(self.step, self.planned))
         _compared.add(self.identity)
         self._watched = [*self._modules_to_import(), *self._tracked_files()]

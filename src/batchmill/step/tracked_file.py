@@ -116,11 +116,9 @@ def track_files(
     """
     placed, tracked = dict(params), {}
     for name, hint in hints_of(target).items():
-        mark = next(
-            (m for m in getattr(hint, "__metadata__", ()) if type(m) is ContentCounts), None
-        )
+        marks = [m for m in getattr(hint, "__metadata__", ()) if type(m) is ContentCounts]
         value = params.get(name)
-        if mark and value is not None:
+        if marks and value is not None:
             if not isinstance(value, str | Path):
                 raise StepError(
                     f"step {ref}: parameter {name!r} is a {type(value).__name__}; ContentCounts() "
@@ -128,7 +126,7 @@ def track_files(
                 )
             path = os.path.abspath(os.path.join(search, value))
             placed[name] = type(value)(path)
-            tracked[name] = track_file(ref, name, path, mark)
+            tracked[name] = track_file(ref, name, path, marks[0])
     return placed, tracked
 
 
