@@ -159,7 +159,7 @@ except ValueError:
 
 
 def test_a_traceback_in_another_process_shows_the_lines_of_the_functions(words):
-    pickled = load_given_step(made(FAILING), search="").pickled
+    pickled = load_given_step(made(FAILING), {}, search="").pickled
     command = [sys.executable, "-c", READING]
     run = subprocess.run(command, input=pickled, cwd=words, capture_output=True, check=True)
     shown = run.stderr.decode()

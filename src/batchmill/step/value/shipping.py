@@ -87,11 +87,7 @@ def name_of(step: Any) -> str:
 
 
 def load_given_step(
-    step: Any,
-    params: Mapping[str, Any] | None = None,
-    *,
-    search: str,
-    file_columns: Sequence[str] = (),
+    step: Any, params: Mapping[str, Any], *, search: str, file_columns: Sequence[str] = ()
 ) -> Step:
     """Load a step from a reference, or check a function, class or object.
 
@@ -113,9 +109,7 @@ def load_given_step(
         return load_step(reference, params, search=search, file_columns=file_columns)
     name = name_of(step)
     check_step(name)
-    loaded = check_target(
-        name, step, dict(params or {}), search, file_columns=file_columns, by_value=True
-    )
+    loaded = check_target(name, step, params, search, file_columns=file_columns, by_value=True)
     return replace(loaded, pickled=_pickled(loaded))
 
 
