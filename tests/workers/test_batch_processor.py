@@ -32,7 +32,8 @@ def make_processor():
     """
 
     def make(process, resolve, store=list, begin=None, end=print, **options):
-        table = InputTable(8, 0, batch_size=2)
+        table = InputTable(8, 0)
+        table.largest = 2
         table.give(0.0, 1)
 
         def process_at_once(batch):

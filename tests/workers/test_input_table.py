@@ -19,7 +19,8 @@ COUNT, RETRIES = 6, 2
 
 def test_retries_are_given_in_order():
     """In another order, 7, 3 and 9 would look like 7 to 9, and input 8 would run again."""
-    table = InputTable(10, 1, batch_size=3)
+    table = InputTable(10, 1)
+    table.largest = 3
     table.give(0.0, 1)
     for index in (7, 3, 9):
         assert table.ended(index, FAILED, 0.0) is None
@@ -134,7 +135,8 @@ def test_an_unclear_attempt_is_repeated_alone_and_uses_no_retry():
 
 
 def test_divided_batches_come_first_and_the_largest_before_the_others():
-    table = InputTable(8, 0, batch_size=4)
+    table = InputTable(8, 0)
+    table.largest = 4
     table.give(0.0, 1)
     table.divide([0, 1], 1)
     table.divide([4, 5], 2)
@@ -175,7 +177,8 @@ class Passes(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.table = InputTable(COUNT, RETRIES, batch_size=2)
+        self.table = InputTable(COUNT, RETRIES)
+        self.table.largest = 2
         self.now = 0.0
         self.given, self.at_work, self.alone = set(), set(), False
         self.executions, self.faults = [0] * COUNT, [0] * COUNT

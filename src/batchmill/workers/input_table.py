@@ -75,7 +75,6 @@ class InputTable:
     Args:
         count: The number of inputs.
         retries: How often an input is executed again after its own fault.
-        batch_size: The size of the largest batch.
         retried: The kinds of outcomes after which an input is executed again.
 
     Attributes:
@@ -84,14 +83,8 @@ class InputTable:
             batch that was divided.
     """
 
-    def __init__(
-        self,
-        count: int,
-        retries: int,
-        batch_size: int = 1,
-        retried: Collection[str] = RETRIED_KINDS,
-    ) -> None:
-        self.largest = batch_size
+    def __init__(self, count: int, retries: int, retried: Collection[str] = RETRIED_KINDS) -> None:
+        self.largest = 1
         self.progress = 0
         self._retries = retries
         self._retried = retried
