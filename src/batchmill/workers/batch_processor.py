@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from batchmill.outcome import Outcome, UnstoredOutcome
@@ -51,7 +51,7 @@ class BatchProcessor:
     _has_succeeded: bool = False
     # False after two batches at a time have filled the device's memory.
     _overlaps: bool = True
-    _drain: SharedFlag | None = None
+    _drain: SharedFlag = field(init=False)
     _pinning: Future[Batch] | None = None
     _begun: BegunBatch | None = None
     _storing: Future[None] | None = None
@@ -170,16 +170,12 @@ class BatchProcessor:
             # Batches that are already loaded have the same size. Their inputs must also be loaded
             # again, in smaller batches.
             self.table.limit_batches(half)
-            self._stop_loading()
+            self._drain.set()
             free_device_memory()
             return
         self.table.divide(indices, half)
         if not self._has_succeeded:
             # The model may fail on every input. Find out before all inputs are loaded.
-            self._stop_loading()
-
-    def _stop_loading(self) -> None:
-        if self._drain:
             self._drain.set()
 
     @contextmanager
