@@ -64,13 +64,10 @@ class RingBuffer:
             if end > len(arrived) or zlib.crc32(payload) != crc:
                 break
             start = end
-            if size & _MORE:
-                self._begun.append(payload)
-            elif self._begun:
-                records.append(b"".join([*self._begun, payload]))
-                self._begun = []
-            else:
-                records.append(payload)
+            self._begun.append(payload)
+            if not size & _MORE:
+                records.append(b"".join(self._begun))
+                self._begun.clear()
         self._counters[_READ] = first + start
         return records
 
