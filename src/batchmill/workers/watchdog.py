@@ -215,12 +215,10 @@ class Watchdog:
     def _check_time(self, channel: WorkerChannel, steady: Sequence[Slot]) -> WorkerExit | None:
         """Return why a worker must be killed that exceeds a limit of time."""
         timeout, now = self.limits.timeout_seconds, time.monotonic()
-        slow = next(
-            (s for s in steady if now - s.started > TRANSFER_SECONDS and not s.in_step), None
-        )
+        slow = [s for s in steady if now - s.started > TRANSFER_SECONDS and not s.in_step]
         if slow:
             message = f"its files were not read or stored after {TRANSFER_SECONDS:g} s"
-            return _exceeded("timeout", message, slow)
+            return _exceeded("timeout", message, slow[0])
         if timeout is None:
             return None
         if channel.setup_since and now - channel.setup_since > timeout:
@@ -235,8 +233,8 @@ class Watchdog:
             # One input blocks the event loop. With its stack, the worker records which one.
             return _exceeded("timeout", message, begun[0] if len(begun) == 1 else None)
         longest = timeout + self.limits.grace_seconds
-        slow = next((slot for slot in begun if now - slot.started > longest), None)
-        return _exceeded("timeout", message, slow) if slow else None
+        slow = [slot for slot in begun if now - slot.started > longest]
+        return _exceeded("timeout", message, slow[0]) if slow else None
 
     def _check_machine_memory(self) -> None:
         room = headroom()
@@ -268,7 +266,6 @@ class Watchdog:
             worker.resume()  # It has just finished the input.
             return
         begun = tuple(index for index, slot in current.items() if slot.has_begun)
-        self.killed[number] = found = replace(found, begun=begun)
         if found.kind == "timeout":
             self.drain.set()  # The worker must not begin another input while it writes its stack.
             self._dump_stack(worker, channel.log)
@@ -278,7 +275,7 @@ class Watchdog:
             (cause,) = begun
         started = current[cause].started if cause in current else time.monotonic()
         seconds = time.monotonic() - started
-        self.killed[number] = replace(found, cause=cause, seconds=seconds)
+        self.killed[number] = replace(found, begun=begun, cause=cause, seconds=seconds)
         worker.kill_tree()
 
     def _dump_stack(self, worker: ChildProcess, log: int) -> None:
