@@ -135,9 +135,8 @@ class ConfinedProcess:
         self.temporary.mkdir(exist_ok=True)
         os.environ["TMPDIR"] = tempfile.tempdir = str(self.temporary)
         begin_confined()
-        restrict(
-            [str(self.folder), str(self.temporary), *_DEVICES, *self.writable], network=self.network
-        )
+        writable = [str(self.folder), str(self.temporary), *_DEVICES, *self.writable]
+        restrict(writable, network=self.network)
         while True:
             index = connection.recv()
             connection.send_bytes(_BEGUN)

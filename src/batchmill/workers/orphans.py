@@ -14,7 +14,7 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _VARIABLE = "BATCHMILL_SHARD_PROCESS"
 
@@ -65,10 +65,8 @@ def _kill_marked(mark: bytes) -> None:
     """Kill all processes with a mark in their environment, also those that start meanwhile."""
     while pids := [int(name) for name in os.listdir("/proc") if _is_marked(name, mark)]:
         for pid in pids:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
 
 
 def _is_marked(name: str, mark: bytes) -> bool:

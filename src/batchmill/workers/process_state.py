@@ -11,12 +11,11 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 # Imported by name: a step may replace functions of the module.
 from os import fstat, ftruncate, lseek
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 
@@ -32,8 +31,7 @@ _STREAMS = (0, 1, 2)
 _ENCODING, _ERRORS = "utf-8", "backslashreplace"
 
 
-@dataclass(frozen=True)
-class _Setting:
+class _Setting(NamedTuple):
     """A setting: how it is read, and how it is set. None if the worker does not set it."""
 
     read: Callable[[], Any]

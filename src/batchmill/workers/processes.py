@@ -56,10 +56,8 @@ def children(pid: int) -> list[int]:
         return []
     found: list[int] = []
     for thread in threads:
-        try:
+        with suppress(OSError):  # The thread may have just ended.
             found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
-        except OSError:
-            continue  # The thread has just ended.
     return found
 
 

@@ -150,9 +150,9 @@ class Worker:
         if raw_environment() != self._environment:
             os.environb.clear()
             os.environb.update(self._environment)
-        if _next_descriptor() > self._next_descriptor + _MAX_LEFT_OPEN + open_files:
-            raise BrokenWorkerError  # Soon, no further input could be opened.
-        if not self._state.restore():
+        # With too many files left open, no further input could be opened soon.
+        has_leaked = _next_descriptor() > self._next_descriptor + _MAX_LEFT_OPEN + open_files
+        if has_leaked or not self._state.restore():
             raise BrokenWorkerError
 
     def end(self) -> NoReturn:
