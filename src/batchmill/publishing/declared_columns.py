@@ -57,22 +57,18 @@ def is_open(kind: pa.DataType) -> bool:
     return bool(pa.types.is_null(kind))
 
 
-def with_known_type(column: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
-    """Return a column whose lists all end empty with the declared type."""
-    if not (pa.types.is_list(column.type) and is_open(column.type)):
-        return column
-    levels, now = 0, column.type
-    while pa.types.is_list(now):
-        levels, now = levels + 1, now.value_type
-    return column.cast(_nested(pa.type_for_alias(kind.removeprefix(_LIST)), levels))
-
-
-def as_vectors(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def as_declared(column: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
     """Return a column of lists as vectors or tensors of one shape, if all rows have that shape.
 
     A column of vectors has the type `fixed_size_list`, a column of tensors the extension type
-    `fixed_shape_tensor`. Other columns are returned unchanged.
+    `fixed_shape_tensor`. A column whose lists all end empty gets the declared type. Other columns
+    are returned unchanged.
     """
+    if pa.types.is_list(column.type) and is_open(column.type):
+        levels, now = 0, column.type
+        while pa.types.is_list(now):
+            levels, now = levels + 1, now.value_type
+        return column.cast(_nested(pa.type_for_alias(kind.removeprefix(_LIST)), levels))
     shapes = {shape for chunk in column.chunks if len(chunk) for shape in [_shape(chunk)]}
     if len(shapes) != 1 or not all(shapes):
         return column

@@ -21,12 +21,7 @@ from batchmill.layout import MORE_COLUMNS, OUTPUT_COLUMN, PARTITION_COLUMN
 from batchmill.ledger.table_metadata import TableMetadata
 from batchmill.manifest import Manifest
 from batchmill.manifest.arrow_columns import tensors_as_lists
-from batchmill.publishing.declared_columns import (
-    as_vectors,
-    declared_array,
-    is_open,
-    with_known_type,
-)
+from batchmill.publishing.declared_columns import as_declared, declared_array, is_open
 from batchmill.storage.large_tables import Column, kept, take
 
 # The rows of this number of inputs, and about this size of text, are Python objects at a time. It
@@ -76,7 +71,7 @@ def metadata_table(records: pa.Table, manifest: Manifest, declared: Mapping[str,
     names |= dict.fromkeys([*own, *found])
     columns = {name: _column(_parts_of(f"{_VALUES}{name}", chunks)) for name in names}
     columns |= {
-        name: as_vectors(with_known_type(columns[name], kind))
+        name: as_declared(columns[name], kind)
         for name, kind in declared.items()
         if columns.get(name)
     }
