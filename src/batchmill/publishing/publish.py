@@ -84,10 +84,9 @@ def publish_changes(prepared: Prepared, run: int) -> str:
         if not prepared.state.file:
             ledger.snapshots.record(now)
         return reason
-    tables = write_tables(store, made)
+    now = replace(now, shown=run, tables=write_tables(store, made))
     if prepared.assignment:
         now = replace(now, assignment=write_assignment(ledger, run, prepared.assignment))
-    now = replace(now, shown=run, tables=tables)
     if version and version.published == now.published:
         now = replace(now, shown=version.number)
     store.copy(METADATA, ledger.snapshots.table_name(now.shown))

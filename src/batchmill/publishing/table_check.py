@@ -80,17 +80,16 @@ def _find_broken(table: pa.Table, spec: RunSpec) -> Iterator[_Broken]:
 
 def _check_condition(text: str, table: pa.Table) -> _Broken | None:
     condition = Condition(text)
-    names = [name for name in table.column_names if name in condition.names]
     frame = condition.columns_of(table)
     try:
         is_ok = condition.evaluate(frame)
     except Exception as error:  # noqa: BLE001  # pandas raises errors of many types.
         reason = f"cannot be evaluated ({error}). The columns are {', '.join(table.column_names)}."
         return _Broken(text, np.array([], int), reason=reason)
-    for name in set(names) - condition.handled:
+    for name in set(frame.columns) - condition.handled:
         is_ok &= frame[name].notna()
     rows = np.flatnonzero(~is_ok.to_numpy())
-    others = [name for name in names if name != INPUT_COLUMN]
+    others = [name for name in frame.columns if name != INPUT_COLUMN]
     # The input is selected, because a table without columns would have no rows.
     shown = table.select([INPUT_COLUMN, *others]).take(rows[:SHOWN_NAMES]).to_pylist()
     details = [", ".join(f"{name} {row[name]}" for name in others) for row in shown]

@@ -118,9 +118,8 @@ class Chart:
 
     def points(self, series: Series, xs: Any, ys: Any) -> None:
         """Add a point for each pair."""
-        path = "".join(
-            f"M{x:.1f} {y:.1f}h0" for x, y in zip(self._across(xs), self._up(ys), strict=True)
-        )
+        places = zip(self._across(xs), self._up(ys), strict=True)
+        path = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places)
         opacity = 0.45 if len(xs) > _FEW_POINTS else 0.9
         style = f'stroke-width="4" stroke-linecap="round" stroke-opacity="{opacity}"'
         self._add(series, f'<path d="{path}" stroke="{series.colour}" {style}/>')
