@@ -60,9 +60,8 @@ class Condition:
         self._words = columns
         nodes = [*ast.walk(ast.parse(self._text, mode="eval"))]
         attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
-        for node in attributes:
-            if node.attr.startswith("_"):
-                raise ValueError("a name after a dot begins with _")
+        if any(node.attr.startswith("_") for node in attributes):
+            raise ValueError("a name after a dot begins with _")
         called = [node.func for node in nodes if isinstance(node, ast.Call)]
         for function in called:
             name = function.attr if isinstance(function, ast.Attribute) else ""
@@ -71,13 +70,11 @@ class Condition:
                 raise ValueError(f"{name}() cannot be called, only {allowed}")
         real = {word: name for name, word in columns.items()}
 
-        def column(node: ast.Name) -> str:
-            # Python normalizes identifiers: the sign of micro becomes the Greek letter.
-            written = ast.get_source_segment(self._text, node) or node.id
-            return real.get(written, written)
-
         def columns_in(parts: Iterable[ast.AST]) -> set[str]:
-            return {column(part) for part in parts if isinstance(part, ast.Name)}
+            named = [part for part in parts if isinstance(part, ast.Name)]
+            # Python normalizes identifiers: the sign of micro becomes the Greek letter.
+            written = [ast.get_source_segment(self._text, node) or node.id for node in named]
+            return {real.get(one, one) for one in written}
 
         self.names = columns_in(node for node in nodes if node not in called)
         self.handled = columns_in(node.value for node in attributes if node.attr in _FOR_MISSING)

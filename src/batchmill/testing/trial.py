@@ -60,9 +60,8 @@ class Trial:
             for column, copy in copies.items():
                 self._copy(files[column], copy)
             places = {column: str(self.inputs / copy) for column, copy in copies.items()}
-            listed.append(
-                json.dumps({"input": f"inputs/{name}", **row, **places}, default=str) + "\n"
-            )
+            line = {"input": f"inputs/{name}", **row, **places}
+            listed.append(json.dumps(line, default=str) + "\n")
         lines = reversed(listed) if backwards else listed
         (self.folder / "manifest.jsonl").write_text("".join(lines), encoding="utf-8")
 
