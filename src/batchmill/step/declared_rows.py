@@ -128,7 +128,9 @@ def _returned(target: Any, kind: str) -> Any:
     """Return the annotation of a step's result; None without a usable one."""
     if hasattr(target, "process_batch"):
         return None
-    function = target if kind == "function" else getattr(target, "__getitem__", None)
+    function = target
+    if kind != "function":
+        function = getattr(target, "__getitem__", None)
     while hasattr(function, "func"):  # a functools.partial
         function = function.func
     if not inspect.isroutine(function):

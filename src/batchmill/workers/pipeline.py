@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from batchmill.outcome import UnstoredOutcome
 from batchmill.storage.faults import FULL
@@ -26,7 +26,8 @@ MAX_BYTES = 64 * 2**20
 _USUAL_BYTES = MAX_BYTES // MAX_TRANSFERS
 
 
-class _Storing(NamedTuple):
+@dataclass(frozen=True)
+class _Storing:
     """An input whose files are being stored: its index, their size, and the thread that waits."""
 
     index: int
