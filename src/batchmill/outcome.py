@@ -17,9 +17,9 @@ _MEANINGS: Final = {
 }
 # The kinds that the ledger records for inputs that are not ok.
 FAILURE_KINDS: Final = tuple(kind for kind in KINDS if kind not in ("ok", "cancelled"))
-# Another attempt may succeed. After a timeout it would most likely time out again.
 # The longest pause of a RetryAfter, in seconds. With a longer one, the input is not retried.
 LONGEST_RETRY_AFTER: Final = 3600.0
+# Another attempt may succeed. After a timeout it would most likely time out again.
 RETRIED_KINDS: Final = frozenset({"failed", "crashed", "oom"})
 
 

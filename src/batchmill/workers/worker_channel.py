@@ -1,9 +1,8 @@
 """The channel between a worker and the process that watches it: slots, a journal and a log.
 
 A slot holds a current input of the worker and its start time. Only a worker of an async step has
-several slots. The journal holds outcomes. The
-watcher can read them even if the worker died right after writing them. The log holds the step's
-output. It is in memory, and its size is limited.
+several slots. The journal holds outcomes. The watcher can read them even if the worker died right
+after writing them. The log holds the step's output. It is in memory, and its size is limited.
 """
 
 import ctypes
