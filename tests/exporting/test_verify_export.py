@@ -4,6 +4,7 @@ import pytest
 from exports import animals, export
 
 from batchmill import LedgerError, OptionError
+from batchmill.exporting import index
 from batchmill.exporting.verify_export import find_differences
 
 FORMATS = ["webdataset", "huggingface"]
@@ -73,3 +74,10 @@ def test_an_incomplete_export_cannot_be_verified(tmp_path):
     index.rename(index.with_name("begun.json"))
     with pytest.raises(OptionError, match="is not complete"):
         found(tmp_path / "x")
+
+
+def test_an_export_of_another_version_is_refused(tmp_path, monkeypatch):
+    export(animals(tmp_path / "d"), tmp_path / "x")
+    monkeypatch.setattr(index, "VERSION", 2)
+    with pytest.raises(OptionError, match="is an export of version 1, and this batchmill reads"):
+        [*find_differences(str(tmp_path / "x"))]

@@ -45,7 +45,13 @@ def read_index(store: Store) -> dict[str, Any]:
     if not store.exists(INDEX):
         what = "is not complete" if store.exists(BEGUN) else "is not an export"
         raise OptionError(f"{store.url}: {what}. Run batchmill export, then this command again.")
-    return read_sealed(store, INDEX, _REMEDY)
+    found = read_sealed(store, INDEX, _REMEDY)
+    if found["version"] != VERSION:
+        raise OptionError(
+            f"{store.url}: is an export of version {found['version']}, and this batchmill reads "
+            f"version {VERSION}. Use another batchmill, or export again to a new folder."
+        )
+    return found
 
 
 def earlier_exports(store: Store) -> list[dict[str, Any]]:
