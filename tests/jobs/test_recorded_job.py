@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
-from jobs import job_of, run_job, update
+from jobs import execute_job, job_of, run_job, update
 
 import batchmill
 from batchmill import OptionError, RunError
@@ -41,7 +42,7 @@ def flows(monkeypatch):
 
     def execute(request, prepared):
         run = prepared.ledger.runs()[-1] + 1
-        summary = update(prepared.job.output)
+        summary = execute_job(prepared.job)
         error = None if summary.accepted(FailurePolicy()) else RunError("an input failed")
         return JobEnd(run, error)
 
@@ -89,6 +90,16 @@ def test_a_step_that_cannot_be_imported_has_to_be_given(work):
         update("out")
     with recorded_job("out", step="copying:copy") as request:
         assert request.step == "copying:copy"
+
+
+def test_the_manifest_can_be_replaced_by_a_table(work, flows):
+    run_job("in", "copying:copy", "out")
+    table = pd.DataFrame({"input": ["a.txt", "new.txt"]})
+    (work / "in" / "new.txt").write_text("new")
+    for _ in range(2):  # The table is recorded, too.
+        result = batchmill.update("out", manifest=table, root="in")
+        assert result.metadata["input"].tolist() == ["a.txt", "new.txt"]
+        table = None
 
 
 def test_the_chain_of_datasets_ends_at_a_version_that_the_manifest_names(work):

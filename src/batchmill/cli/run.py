@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
@@ -166,7 +166,9 @@ def update(
         root: Another folder that contains all inputs, from now on.
     """
     place = absolute(str(dataset))
-    changes = {"manifest": str(manifest), "step": step, "root": root}
+    changes: dict[str, Any] = {"step": step or None, "root": root}
+    if manifest:
+        changes["manifest"] = str(manifest)
     with nullcontext() if plan else _starting_run(place, verbose=verbose):
         # Imported here because the import takes half a second.
         from batchmill.cli.plan import print_plan

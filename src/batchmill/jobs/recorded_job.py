@@ -16,7 +16,7 @@ from batchmill.urls import absolute
 
 @contextmanager
 def recorded_job(
-    dataset: str, *, manifest: Any = "", step: Any = "", root: str = ""
+    dataset: str, *, manifest: Any = None, step: Any = None, root: str = ""
 ) -> Iterator[JobRequest]:
     """Yield the request of the last run over a dataset, without the options of that run alone.
 
@@ -24,15 +24,15 @@ def recorded_job(
 
     Args:
         dataset: The dataset's path or URL.
-        manifest: Another manifest. Empty: the recorded one.
-        step: Another step. Empty: the recorded one.
+        manifest: Another manifest. None: the recorded one.
+        step: Another step. None: the recorded one.
         root: Another root of the inputs. Empty: the recorded option.
 
     Raises:
         OptionError: There is no such dataset, or its step is in no module.
     """
     spec = _last_spec(dataset)
-    if not step and not spec.can_import:
+    if step is None and not spec.can_import:
         raise OptionError(
             f"{dataset}: its step {spec.step} is in no module that this process can import, such "
             "as a function of a notebook. Give the step: --step MODULE:FUNCTION."
@@ -44,8 +44,8 @@ def recorded_job(
     place = absolute(dataset)  # Before the working folder changes.
     with chdir(spec.search) if os.path.isdir(spec.search) else nullcontext():
         yield JobRequest(
-            manifest=manifest or spec.manifest,
-            step=step or spec.step,
+            manifest=spec.manifest if manifest is None else manifest,
+            step=spec.step if step is None else step,
             output=place,
             params=spec.params,
             options=options,
