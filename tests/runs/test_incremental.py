@@ -447,13 +447,12 @@ def test_a_run_reads_its_state_once(job, monkeypatch):
     job.run()
     job.path("00003.txt").write_text("00004.txt")
     names = []
-    for way in ("read", "open"):  # A large file is mapped, and first opened.
 
-        def note(*own, real=getattr(LocalStore, way)):
-            names.append(own[1])
-            return real(*own)
+    def noting(real):
+        return lambda *own: (names.append(own[1]), real(*own))[1]
 
-        monkeypatch.setattr(LocalStore, way, note)
+    monkeypatch.setattr(LocalStore, "read", noting(LocalStore.read))
+    monkeypatch.setattr(LocalStore, "open", noting(LocalStore.open))  # A mapped file is opened.
     assert job.run() == 1
     assert [name for name in names if name.endswith("-state.parquet")] == [
         ".batchmill/snapshots/000001-state.parquet"
