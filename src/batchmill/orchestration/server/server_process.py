@@ -19,13 +19,12 @@ import os
 import secrets
 import select
 import socket
-import sqlite3
 import sys
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     import uvicorn
@@ -36,8 +35,6 @@ HOST, ANY_PORT = "127.0.0.1", 0
 FOLDER = "batchmill"
 USERS_LOCK, SERVER_LOCK = "users.lock", "server.lock"
 RECORD, LOG, PASSWORD = "server.json", "server.log", "password"
-# The version of Prefect that has migrated the database, and the schema that it made.
-MIGRATED = "migrated"
 # Exit code if the process is not needed: another one serves, or a server is configured. uvicorn
 # itself ends a process with 3 if its application cannot start.
 NOT_NEEDED = 100
@@ -130,23 +127,10 @@ def _lock(server: IO[str]) -> bool:
 
 def _serve(folder: Path, users: IO[str], bound: socket.socket) -> bool:
     import uvicorn
+    from prefect import settings
     from prefect.server.api.server import create_app
-    from prefect.settings import temporary_settings
 
     port = bound.getsockname()[1]
-    with temporary_settings(_settings(folder, port)):
-        server = uvicorn.Server(uvicorn.Config(create_app(final=True), host=HOST, port=port))
-        watcher = threading.Thread(target=_watch, args=(server, folder, users, port), daemon=True)
-        watcher.start()
-        server.run(sockets=[bound])
-        if server.started:
-            (folder / MIGRATED).write_text(_schema())
-        return server.started
-
-
-def _settings(folder: Path, port: int) -> dict[Any, Any]:
-    from prefect import settings
-
     values = {
         settings.PREFECT_API_URL: f"http://{HOST}:{port}/api",
         settings.PREFECT_SERVER_API_AUTH_STRING: auth_string(folder),
@@ -165,26 +149,12 @@ def _settings(folder: Path, port: int) -> dict[Any, Any]:
         settings.PREFECT_SERVER_SERVICES_FOREMAN_ENABLED: False,
         settings.PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED: False,
     }
-    schema, migrated = _schema(), folder / MIGRATED
-    if schema and migrated.exists() and migrated.read_text() == schema:
-        # The search for missing migrations takes a fifth of the start.
-        values[settings.PREFECT_API_DATABASE_MIGRATE_ON_START] = False
-    return values
-
-
-def _schema() -> str:
-    """Return Prefect's version and the schema of its database. Empty if that is not SQLite."""
-    import prefect
-    from sqlalchemy import make_url
-
-    url = make_url(str(prefect.settings.PREFECT_API_DATABASE_CONNECTION_URL.value()))
-    try:
-        place = f"{Path(url.database or '').absolute().as_uri()}?mode=ro"
-        with closing(sqlite3.connect(place, uri=True)) as database:
-            (schema,) = database.execute("SELECT version_num FROM alembic_version").fetchone()
-    except (sqlite3.Error, TypeError):
-        return ""
-    return f"{prefect.__version__} {schema}"
+    with settings.temporary_settings(values):
+        server = uvicorn.Server(uvicorn.Config(create_app(final=True), host=HOST, port=port))
+        watcher = threading.Thread(target=_watch, args=(server, folder, users, port), daemon=True)
+        watcher.start()
+        server.run(sockets=[bound])
+        return server.started
 
 
 def _watch(server: "uvicorn.Server", folder: Path, users: IO[str], port: int) -> None:
