@@ -164,7 +164,10 @@ def leave_no_trace(tmp_path_factory):
     sys.path[:] = path
     made = str(tmp_path_factory.getbasetemp())
     for name in set(sys.modules) - modules:
-        if (getattr(sys.modules[name], "__file__", None) or "").startswith(made):
+        module = sys.modules[name]
+        # A package without __init__.py has no file.
+        places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+        if any(place and str(place).startswith(made) for place in places):
             del sys.modules[name]
 
 

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from batchmill.jobs.plan_job import PlanResult
     from batchmill.maintenance.versions import VersionDiff
     from batchmill.manifest import Manifest, load_manifest
-    from batchmill.reading import Padded, SampleDataset, open_dataset, pad_collate
+    from batchmill.reading.dataset import SampleDataset, open_dataset
+    from batchmill.reading.padding import Padded, pad_collate
 
 __version__ = version.VERSION
 __all__ = [
@@ -105,7 +106,8 @@ _HOMES = {
     "batchmill.jobs.plan_job": ("PlanResult",),
     "batchmill.maintenance.versions": ("VersionDiff",),
     "batchmill.manifest": ("Manifest", "load_manifest"),
-    "batchmill.reading": ("Padded", "SampleDataset", "open_dataset", "pad_collate"),
+    "batchmill.reading.dataset": ("SampleDataset", "open_dataset"),
+    "batchmill.reading.padding": ("Padded", "pad_collate"),
 }
 
 

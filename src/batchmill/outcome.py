@@ -81,6 +81,7 @@ class Outcome(NamedTuple):
             the input when the step received it.
         retry_after: The shortest pause before the next attempt, in seconds.
         unclear: True if other inputs of its worker may be the cause. Then it runs again, alone.
+        imported: The files of libraries that its worker has imported since the last outcome.
     """
 
     input: str
@@ -104,6 +105,7 @@ class Outcome(NamedTuple):
     companions: str | None = None
     retry_after: float = 0.0
     unclear: bool = False
+    imported: tuple[str, ...] = ()
 
     @property
     def reason(self) -> str:

@@ -105,6 +105,14 @@ def test_trying_a_light_step_loads_neither_prefect_nor_ray_nor_torch(words):
     assert not loaded & {"torch", "pandas", "prefect", "ray"}
 
 
+@pytest.mark.parametrize("command", ["status", "failures", "retry"])
+def test_a_look_at_a_dataset_loads_neither_prefect_nor_ray_nor_torch(words, tmp_path, command):
+    run_job(words, "batchmill.steps.words:split", tmp_path / "out")
+    code, loaded = exit_code_and_modules(command, str(tmp_path / "out"))
+    assert code == "0"
+    assert not loaded & {"torch", "prefect", "ray"}
+
+
 def test_a_run_whose_failures_are_all_known_loads_neither_prefect_nor_ray(words, tmp_path):
     (words / "b.txt").write_bytes(b"\xff")
     job = [words, "batchmill.steps.words:split", tmp_path / "out"]

@@ -22,7 +22,6 @@ def commits_of(monkeypatch, ticks):
     monkeypatch.setattr(committer, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     ledger = SimpleNamespace(commit=lambda *_: None)  # Hundreds of files would need a fast disk.
     outcome = Outcome("a", "id", "ok", 1, 0.5, 1.0, "host")
-    origins = {"a": Origin("{}", "step", 1)}
 
     def tick():
         clock[0] += 2.0
@@ -35,7 +34,7 @@ def commits_of(monkeypatch, ticks):
         committed.append(clock[0])
         return outcomes
 
-    shard = Committer(ledger, "000001-x", origins, commit, tick)
+    shard = Committer(ledger, "000001-x", commit, tick)
     shard.add([outcome])
     with shard:
         while not ended.wait(1):
@@ -62,8 +61,11 @@ def lazy_shard(tmp_path, monkeypatch):
     monkeypatch.setattr(committer, "COMMIT_SECONDS", 60.0)
     ledger = Ledger(LocalStore(tmp_path))
     ledger.create()
-    origins = {name: Origin("{}", "step", 1) for name in "abc"}
-    return Committer(ledger, "000001-x", origins, lambda outcomes: outcomes, lambda: None)
+
+    def records_of(outcomes):
+        return [(outcome, Origin("{}", "step", 1)) for outcome in outcomes]
+
+    return Committer(ledger, "000001-x", records_of, lambda: None)
 
 
 def outcome_of(name):
@@ -77,12 +79,14 @@ def test_many_outcomes_are_committed_at_once_and_the_others_at_the_end(
     monkeypatch.setattr(committer, limit, value)
     batches, has_committed = [], threading.Event()
 
-    def before_commit(outcomes):
+    before = lazy_shard.records_of
+
+    def records_of(outcomes):
         batches.append([outcome.input for outcome in outcomes])
         has_committed.set()
-        return [outcome for outcome in outcomes if outcome.input != "b"]
+        return before([outcome for outcome in outcomes if outcome.input != "b"])
 
-    lazy_shard.before_commit = before_commit
+    lazy_shard.records_of = records_of
     with lazy_shard:
         for name in "ab":
             lazy_shard.add([outcome_of(name)])
@@ -102,7 +106,7 @@ def test_an_error_of_a_commit_ends_the_shard_but_hides_no_other_error(lazy_shard
         if error:
             raise error
 
-    lazy_shard.before_commit = fail
+    lazy_shard.records_of = fail
     with pytest.raises(error or StoreError), lazy_shard:
         work()
     with pytest.raises(StoreError, match="is full"):

@@ -14,7 +14,7 @@ FAILING = STEP.replace(
     "    with open", "    if source.name == '00003.txt': raise ValueError('three')\n    with open"
 )
 ACCEPT = {"options": {"accept_change": True}}
-SENTENCE = "{} of earlier code kept, on the user's word."
+SENTENCE = "{} kept, on the user's word."
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_outcomes_are_adopted_once(job):
     assert job.run(**ACCEPT) == 0
     summary = summarise(job.ledger, job.ledger.last_known_run())
     assert summary.outcomes == {"ok": 20}
-    assert adoption_lines(job.ledger) == [f"run 2: {SENTENCE.format('20 outcomes')}"]
+    assert adoption_lines(job.ledger) == [f"run 2: {SENTENCE.format('20 earlier outcomes')}"]
     assert (job.dataset / "metadata.parquet").read_bytes() == before
     assert list(verify(job.ledger)) == []
     # The records have the new step, so the next run needs no option.
@@ -110,7 +110,7 @@ def test_the_commands_say_that_outcomes_are_adopted(job, capsys):
         return "".join(capsys.readouterr())
 
     command = (job.folder / "m.csv", "--step", f"{job.module}:step", "--output", job.dataset)
-    sentence = SENTENCE.format("20 outcomes")
+    sentence = SENTENCE.format("20 earlier outcomes")
     change = f"Accepted change: step > {job.helper}.measure changed."
     assert sentence not in shown("plan", *command)
     for text in (

@@ -63,16 +63,14 @@ def test_equal_results_are_kept_after_a_sample(job):
     run(job, checked)
     assert executed(job) == []
     assert (job.dataset / "metadata.parquet").read_bytes() == before
-    assert adoption_lines(job.ledger) == [f"run 2: 20 outcomes of earlier code kept: {text}"]
+    assert adoption_lines(job.ledger) == [f"run 2: 20 earlier outcomes kept: {text}"]
     assert job.reasons() == {"unchanged": 20}
 
 
 def test_a_note_of_an_adoption_ends_when_all_inputs_are_executed_again(job):
     job.edit(helper=SAME)
     run(job, check(job, 20))
-    assert adoption_lines(job.ledger) == [
-        "run 2: 20 outcomes of earlier code kept: all 20 are equal."
-    ]
+    assert adoption_lines(job.ledger) == ["run 2: 20 earlier outcomes kept: all 20 are equal."]
     job.run(force=True)
     assert adoption_lines(job.ledger) == []
 
@@ -166,9 +164,9 @@ def test_the_commands_show_the_comparison(job, capsys):
     assert "compares a sample of 4 inputs" in shown("plan", *command, "--verify-change", 4)
     ran = shown("run", *command, "--verify-change", 4)
     assert "--verify-change: 0 of 4 differ" in ran
-    assert "20 outcomes of earlier code kept: 0 of 4 differ" in ran
+    assert "20 earlier outcomes kept: 0 of 4 differ" in ran
     for name in ("status", "verify"):
-        assert "run 2: 20 outcomes of earlier code kept: 0 of 4" in shown(name, job.dataset)
+        assert "run 2: 20 earlier outcomes kept: 0 of 4" in shown(name, job.dataset)
     assert "0 of 4 differ" in (job.dataset / "report.html").read_text()
     job.edit(helper=HELPER.replace("len(", "1 + len("))
     found = json.loads(shown("run", *command, "--verify-change", 4, "--json").splitlines()[-1])

@@ -10,8 +10,10 @@ import pandas as pd
 from batchmill.api.keywords import python_call
 from batchmill.errors import OptionError
 from batchmill.jobs.failed_inputs import failure_table, release_inputs
+from batchmill.layout import INPUT_COLUMN
 from batchmill.ledger.open import open_ledger
 from batchmill.ledger.proofs import Proof
+from batchmill.ledger.state import LIBRARIES
 from batchmill.maintenance.verify import Difference, examine
 from batchmill.maintenance.versions import (
     ListedVersion,
@@ -21,6 +23,9 @@ from batchmill.maintenance.versions import (
     keep_version,
     list_versions,
 )
+from batchmill.reading.published import read_published
+from batchmill.storage.large_tables import take
+from batchmill.storage.name_search import rows_of
 from batchmill.urls import absolute
 
 
@@ -224,21 +229,31 @@ def diff(dataset: str | os.PathLike[str], before: int | str, after: int | str) -
 
 
 @python_call
-def metadata(dataset: str | os.PathLike[str], *, version: int | str | None = None) -> pd.DataFrame:
+def metadata(
+    dataset: str | os.PathLike[str], *, version: int | str | None = None, libraries: bool = False
+) -> pd.DataFrame:
     """Return the metadata table of a dataset, one row per result.
 
     Args:
         dataset: The dataset's folder or URL.
         version: The number or name of a version. None: the last one.
+        libraries: Add a column `libraries`: the versions of the libraries that made each result,
+            as a JSON object.
 
     Raises:
-        OptionError: There is no such dataset or version, or no table yet.
+        OptionError: There is no such dataset or version, or no table yet, or the table has a
+            column `libraries` of its own.
         LedgerError: The table is damaged.
     """
-    from batchmill.reading.published import read_published  # Imports torch.
-
-    published = read_published(absolute(os.fspath(dataset)), version=version)
+    place = absolute(os.fspath(dataset))
+    published = read_published(place, version=version)
     frame: pd.DataFrame = published.table.to_pandas()
+    if libraries:
+        if LIBRARIES in frame:
+            raise OptionError(f"{place}: its table has a column {LIBRARIES} of its own.")
+        state = open_ledger(place).read_state(published.version)
+        numbers = take(state.table, rows_of(state.names, published.table[INPUT_COLUMN]))[LIBRARIES]
+        frame[LIBRARIES] = [state.libraries[number] for number in numbers.to_pylist()]
     return frame
 
 

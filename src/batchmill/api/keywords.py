@@ -56,6 +56,7 @@ class JobKeywords(TypedDict, total=False):
     replace_step: bool
     accept_change: bool
     verify_change: int
+    libraries: Literal["note", "count"]
     sample: int
     prune: bool
     prune_failed: bool

@@ -1,6 +1,7 @@
 """`batchmill plan`: show what a run would do."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Annotated
 
 from cyclopts import Group, Parameter
@@ -35,7 +36,7 @@ MEANINGS = {
     "limit": "exceeded --timeout or --memory-limit, which is higher now",
     "quarantined": "failed earlier, and skipped; to execute it: batchmill retry",
     UNREADABLE: "its file cannot be found or looked up; its result stays",
-    ADOPTED: "only the step's code changed; its result is kept",
+    ADOPTED: "only the step's code or a library changed; its result is kept",
     "withdrawn": "no longer in the manifest and the tables; kept in the ledger without --prune",
 }
 
@@ -91,6 +92,7 @@ def _as_json(planned: PlanResult) -> dict[str, object]:
         **planned.counts,
         "too_young": len(prepared.manifest.too_young),
         "step_changes": list(prepared.step_changes),
+        "library_changes": [asdict(one) for one in prepared.library_changes],
         **partitions_as_json(prepared),
         "shards": planned.shards,
         "batch_size": planned.batch_size,
@@ -121,7 +123,8 @@ def _check_lines(prepared: Prepared) -> list[str]:
     options = prepared.job.options.run
     if options.force or prepared.adoption():
         return []
-    if not prepared.step_changes or not code_changes(prepared).steps:
+    counts_libraries = options.libraries == "count" and prepared.library_changes
+    if not counts_libraries and not (prepared.step_changes and code_changes(prepared).steps):
         return []
     if options.verify_change:
         count = counted(options.verify_change, "input")

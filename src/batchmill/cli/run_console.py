@@ -135,7 +135,9 @@ def _show(ended: EndedRun) -> None:
     if ended.forecast:
         out.print(*ended.forecast.lines(), sep="\n")
         out.print("To execute them, run the same command without --sample.")
-    if summary.failed and not ended.error:
+    if not summary.failed:
+        out.print(*summary.mixtures, sep="\n", end="\n" if summary.mixtures else "")
+    elif not ended.error:
         out.print(failure_message(summary, dataset).partition("\n")[2])
     # The search takes a while, and a run that added nothing has no new duplicates.
     version = prepared.ledger.snapshots.last_version()

@@ -8,6 +8,7 @@ from batchmill.layout import REPORT
 from batchmill.ledger.lease import check_free, holder
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import last_run, open_ledger
+from batchmill.planning.libraries import versions_in
 from batchmill.publishing.summary import (
     RUN_AGAIN,
     Summary,
@@ -32,12 +33,16 @@ def executed_text(summary: Summary, ledger: Ledger) -> str:
     return f"{text} in {ended['seconds']:.1f} s without the start-up" if ended else text
 
 
-def status(dataset: Dataset, /, *, json: Json = False) -> None:
+def status(dataset: Dataset, /, *, libraries: bool = False, json: Json = False) -> None:
     """Count the done, failed and pending inputs of a dataset, after or during a run.
 
     ```
     batchmill status dataset
+    batchmill status dataset --libraries
     ```
+
+    Args:
+        libraries: Also list the libraries that made the results, with their versions.
     """
     ledger = open_ledger(str(dataset))
     run = last_run(ledger, str(dataset))
@@ -56,6 +61,7 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
                 "outputs": contents.outputs,
                 "bytes": contents.bytes,
                 "groups": [group._asdict() for group in summary.groups],
+                **({"libraries": versions_in(state)} if libraries else {}),
             }
         )
         return
@@ -82,6 +88,9 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
         out.print(f"To execute the failed inputs again: {retry}, and then the same run.")
     if contents.outputs:
         out.print(f"{counted(contents.outputs, 'output file')}, {readable_size(contents.bytes)}")
+    for name, versions in versions_in(state).items() if libraries else ():
+        each = (f"{version} ({counted(count, 'result')})" for version, count in versions.items())
+        out.print(f"{name}: {', '.join(each)}")
 
 
 def report(dataset: Dataset, /) -> None:

@@ -100,6 +100,8 @@ def diff(
         if names:
             more = ", ..." if len(names) > _SHOWN_NAMES else ""
             out.print(f"{what}: {len(names):,}: {', '.join(names[:_SHOWN_NAMES])}{more}")
+    for name, (old, new) in found.libraries.items():
+        out.print(f"library {name}: {', '.join(old) or 'none'} -> {', '.join(new) or 'none'}")
     if not any(names for _, names in groups):
         out.print("The rows and files are the same.")
 

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from batchmill.ledger.ledger import Ledger
@@ -28,16 +28,14 @@ class Committer:
     Attributes:
         ledger: The ledger to write to.
         prefix: The first part of the names of the parts. No other attempt uses it.
-        origins: The origin of each outcome, by the name of the input.
-        before_commit: Called with the outcomes before each commit. It returns the outcomes to
-            commit. If it raises an error, nothing is committed any more.
+        records_of: Called with the outcomes before each commit. It returns the records to commit.
+            If it raises an error, nothing is committed any more.
         on_tick: Called in the thread at least every `COMMIT_SECONDS`.
     """
 
     ledger: Ledger
     prefix: str
-    origins: Mapping[str, Origin]
-    before_commit: Callable[[Sequence[Outcome]], Sequence[Outcome]]
+    records_of: Callable[[Sequence[Outcome]], Sequence[tuple[Outcome, Origin]]]
     on_tick: Callable[[], None]
     _waiting: list[Outcome] = field(default_factory=list)
     _bytes: int = 0
@@ -100,7 +98,5 @@ class Committer:
             with self._lock:
                 outcomes, self._waiting, self._bytes = self._waiting, [], 0
             if outcomes:
-                ready = self.before_commit(outcomes)
-                records = [(outcome, self.origins[outcome.input]) for outcome in ready]
-                self.ledger.commit(f"{self.prefix}-{self._parts:05d}", records)
+                self.ledger.commit(f"{self.prefix}-{self._parts:05d}", self.records_of(outcomes))
                 self._parts += 1

@@ -4,6 +4,7 @@ import json
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, groupby
 from types import MappingProxyType
 from typing import Any
@@ -32,8 +33,8 @@ from batchmill.storage.fingerprints import hash_bytes
 from batchmill.storage.large_tables import SLICE_ROWS, collected
 from batchmill.storage.store import write_and_hash
 
-# The key of the names of parts in the metadata of a state's file.
-_PARTS_KEY = b"batchmill.parts"
+# The keys of the names of parts, and of the libraries, in the metadata of a state's file.
+_PARTS_KEY, _LIBRARIES_KEY = b"batchmill.parts", b"batchmill.libraries"
 _NO_TABLE = (
     "To write the table of the last version again, run the job of the dataset. Restore that of an "
     "earlier version from a backup."
@@ -282,12 +283,14 @@ class Ledger:
     def write_state(self, run: int, state: State) -> State:
         """Write the state that a run leaves. Return it with its file."""
         state, name = state.used(), self.snapshots.state_name(run)
-        table = state.table.replace_schema_metadata({_PARTS_KEY: json.dumps(state.parts)})
+        lists = {_PARTS_KEY: state.parts, _LIBRARIES_KEY: state.libraries}
+        metadata = {key: json.dumps(values) for key, values in lists.items()}
+        table = state.table.replace_schema_metadata(metadata)
         written = write_and_hash(
             self.store, name, lambda file: pq.write_table(table, file, compression="zstd")
         )
         file = {"name": name, "content": written.content}
-        return self._known(State(self.unchanging, state.table, state.parts, file))
+        return self._known(replace(state, store=self.unchanging, file=file))
 
     def read_state(
         self,
@@ -352,9 +355,10 @@ class Ledger:
         file = pq.ParquetFile(pa.BufferReader(self.read_file(snapshot.state, _NO_STATE, data)))
         batches = file.iter_batches(SLICE_ROWS)
         tables = (pa.Table.from_batches([one]).cast(STATE_SCHEMA) for one in batches)
-        names = json.loads(file.schema_arrow.metadata[_PARTS_KEY])
+        keys = (_PARTS_KEY, _LIBRARIES_KEY)
+        parts, libraries = (json.loads(file.schema_arrow.metadata[key]) for key in keys)
         found = collected(tables, STATE_SCHEMA)
-        return self._known(State(self.unchanging, found, names, snapshot.state))
+        return self._known(State(self.unchanging, found, parts, snapshot.state, libraries))
 
     def _names_in(self, *folders: str) -> list[list[str]]:
         """Return the names in several folders. In a bucket, they are listed at the same time."""

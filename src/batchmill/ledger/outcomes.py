@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.ledger.parts import read_parts, schema_of
-from batchmill.ledger.state import COPIED, OK, STATE_SCHEMA, State
+from batchmill.ledger.state import COPIED, LIBRARIES, OK, STATE_SCHEMA, State
 from batchmill.storage import Store
 from batchmill.storage.large_tables import collected, select
 from batchmill.storage.name_search import repeated
@@ -23,13 +23,17 @@ def outcomes_in(store: Store, parts: Sequence[str]) -> State:
     Raises the errors of `read_part`.
     """
     read = schema_of([*COPIED, "attempt"])
-    places = [STATE_SCHEMA.field("part"), STATE_SCHEMA.field("row")]
-    schema = pa.schema([*read, *places])
+    schema = pa.schema([*read, *(STATE_SCHEMA.field(name) for name in ("part", "row", LIBRARIES))])
+    sets: dict[str, int] = {}
 
     def numbered() -> Iterator[pa.Table]:
-        for number, table in enumerate(read_parts(store, parts, read.names)):
-            columns = [np.full(len(table), number, np.int32), np.arange(len(table), dtype=np.int32)]
-            yield pa.table([*table.columns, *columns], schema=schema)
+        for number, table in enumerate(read_parts(store, parts, [*read.names, LIBRARIES])):
+            columns = [
+                np.full(len(table), number, np.int32),
+                np.arange(len(table), dtype=np.int32),
+                _numbers(table[LIBRARIES], sets),
+            ]
+            yield pa.table([*table.select(read.names).columns, *columns], schema=schema)
 
     found = collected(numbered(), schema)
     found = select(found, _last_ones(found))
@@ -37,7 +41,14 @@ def outcomes_in(store: Store, parts: Sequence[str]) -> State:
         found[field.name] if field.name in schema.names else pa.nulls(len(found), field.type)
         for field in STATE_SCHEMA
     ]
-    return State(store, pa.table(columns, schema=STATE_SCHEMA), parts)
+    return State(store, pa.table(columns, schema=STATE_SCHEMA), parts, libraries=[*sets])
+
+
+def _numbers(texts: pa.ChunkedArray, numbers: dict[str, int]) -> pa.Array:
+    """Return the number of each text. New texts get the next numbers."""
+    found = texts.unify_dictionaries().combine_chunks()
+    own = [numbers.setdefault(text, len(numbers)) for text in found.dictionary.to_pylist()]
+    return pa.array(own, pa.int32()).take(found.indices)
 
 
 def _last_ones(records: pa.Table) -> np.ndarray:

@@ -22,7 +22,7 @@ from batchmill.outcome import Outcome
 from batchmill.storage import Store, in_threads
 from batchmill.storage.large_tables import SLICE_ROWS, Column, collected, take
 
-VERSION = 5
+VERSION = 6
 # About this number of records is in memory while parts are read.
 _ROWS_AT_A_TIME = 4 * SLICE_ROWS
 # Matches a path with a NUL, or with a part that is empty, "." or "..".
@@ -64,6 +64,8 @@ PART_SCHEMA = pa.schema(
         ("attempt", pa.int32()),
         # The digest of the input's companions; null without any.
         ("companions", pa.string()),
+        # The versions of the libraries that the step had imported, as a JSON object.
+        ("libraries", pa.dictionary(pa.int32(), pa.string())),
     ],
     metadata={"batchmill.ledger": str(VERSION)},
 )
@@ -91,12 +93,14 @@ class Origin(NamedTuple):
         run: The number of the run.
         attempt: The number of the attempt at the shard. A later attempt begins only when the
             earlier one counts as lost.
+        libraries: The versions of the libraries that the step had imported, as a JSON object.
     """
 
     carried: str
     step: str
     run: int
     attempt: int = 1
+    libraries: str = "{}"
 
 
 def as_part(records: Sequence[tuple[Outcome, Origin]]) -> pa.Table:

@@ -35,6 +35,7 @@ class Proof:
         host: The machine.
         python: The version of Python.
         packages: The versions of the packages that the step's module has imported.
+        libraries: The libraries with another version than the results, one line each.
         created: When the comparison began, in seconds since 1970.
         seconds: Its duration.
     """
@@ -58,6 +59,7 @@ class Proof:
     packages: Mapping[str, str]
     created: float
     seconds: float
+    libraries: Sequence[str] = ()
 
     @property
     def made(self) -> int:
@@ -75,6 +77,7 @@ class Proof:
         made = f"{self.made:,} of {self.results:,} results made again on {self.host}"
         how = f"seed {self.seed}, in {duration(self.seconds)}"
         lines = [f"{self.dataset}, version {self.version}{names}: {made}, {how}."]
+        lines += self.libraries
         if self.table_fault:
             lines.append(f"The table of the version {self.table_fault}.")
         if self.not_made:
@@ -141,8 +144,8 @@ class Adoption:
 
     @property
     def text(self) -> str:
-        """How many outcomes of earlier code were kept, and why that is justified."""
-        what = f"{counted(self.outcomes, 'outcome')} of earlier code kept"
+        """How many outcomes of earlier code or libraries were kept, and why that is justified."""
+        what = f"{counted(self.outcomes, 'earlier outcome')} kept"
         if not self.sample:
             return f"{what}, on the user's word."
         return f"{what}: {equal_text(self.outcomes, self.sample, self.seed)}."

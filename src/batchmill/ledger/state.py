@@ -6,7 +6,7 @@ and the log, it has the part and the row in it, because a part is never written 
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
@@ -24,6 +24,8 @@ OK = "ok"
 WITHDRAWN = "withdrawn"
 # The absence of an input with an earlier result whose file cannot be found. It is its outcome, too.
 MISSING = "missing"
+# The column with the set of libraries that made a result.
+LIBRARIES = "libraries"
 _RESULT_STAYS = "Its earlier result stays in the dataset."
 # The columns of a record that are in the state itself.
 COPIED = (
@@ -57,10 +59,12 @@ STATE_SCHEMA = pa.schema(
         # The place of the record with the result before it was merged. A result keeps its identity.
         ("origin_part", pa.int32()),
         ("origin_row", pa.int32()),
+        # The number of the set of libraries that made the result; without one, the outcome.
+        ("libraries", pa.int32()),
     ]
 )
 # The columns of a state that `State.records` returns, and those of its parts.
-_SHOWN = (*COPIED, "result_run", "absence")
+_SHOWN = (*COPIED, "result_run", "absence", LIBRARIES)
 _OF_RESULT = ("rows", "outputs")
 # The columns with parts and rows.
 PLACES = (("part", "row"), ("result_part", "result_row"), ("origin_part", "origin_row"))
@@ -75,6 +79,7 @@ class State:
         store: The store of the dataset.
         table: A row for each input, with the columns of STATE_SCHEMA.
         parts: The names of the parts that the table refers to, also those before a merge.
+        libraries: The sets of libraries that the table refers to, as JSON objects.
         file: The `name` and the `content` of the file that has this state. None without such a
             file.
     """
@@ -83,6 +88,7 @@ class State:
     table: pa.Table = field(default_factory=STATE_SCHEMA.empty_table)
     parts: Sequence[str] = ()
     file: Mapping[str, str] | None = None
+    libraries: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.table)
@@ -104,6 +110,7 @@ class State:
 
         Args:
             columns: Columns of PART_SCHEMA, `result_run` and `absence`. They have this order.
+                `libraries` has numbers of sets.
 
         Raises:
             LedgerError: A part is damaged.
@@ -182,6 +189,9 @@ class State:
         ).fill_null(False)
         first = len(self.parts)
         new = with_column(new, "part", pc.add(new["part"], first))
+        libraries, place_of = _joined(self.libraries, now.libraries)
+        made_with = place_of.take(new[LIBRARIES].combine_chunks())
+        new = with_column(new, LIBRARIES, pc.if_else(keeps, before[LIBRARIES], made_with))
         for name, own in (("result_run", "run"), ("result_part", "part"), ("result_row", "row")):
             kept = pc.coalesce(before[name], before[own])
             new = with_column(new, name, pc.if_else(keeps, kept, _NULL))
@@ -197,7 +207,19 @@ class State:
                 stays = with_column(stays, name, values)
             new = pa.concat_tables([new.filter(pc.invert(vanished)), stays])
         table = pa.concat_tables([self._without(place.drop_null()).table, new])
-        return State(self.store, table, (*self.parts, *now.parts))
+        return State(self.store, table, (*self.parts, *now.parts), libraries=libraries)
+
+    def with_libraries(self, names: Column, sets: Sequence[str]) -> "State":
+        """Return the state with other libraries of some inputs.
+
+        Args:
+            names: The names of the inputs.
+            sets: A set for each one in `libraries`.
+        """
+        libraries, place_of = _joined(self.libraries, sets)
+        numbers = take(self.table, rows_of(names, self.names))[LIBRARIES]
+        state = self.changed(names, libraries=place_of.take(numbers.combine_chunks()))
+        return replace(state, libraries=libraries)
 
     def without_results(self, names: Column) -> "State":
         """Return the state without the earlier results of some inputs that are not ok."""
@@ -205,14 +227,15 @@ class State:
         return self.changed(names, **dict.fromkeys(columns))
 
     def used(self) -> "State":
-        """Return the state without the names of parts that it does not refer to."""
-        numbers = self._numbers(*(part for part, _ in PLACES))
-        new = np.zeros(len(self.parts), np.int32)
-        new[numbers] = np.arange(len(numbers))
-        renumbered, table = pa.array(new), self.table
-        for name, _ in PLACES if len(numbers) < len(self.parts) else ():
-            table = with_column(table, name, renumbered.take(table[name].combine_chunks()))
-        return State(self.store, table, [self.parts[number] for number in numbers], self.file)
+        """Return the state without the parts and libraries that it does not refer to."""
+        parts, libraries = self._numbers(*(part for part, _ in PLACES)), self._numbers(LIBRARIES)
+        table = _renumbered(self.table, [part for part, _ in PLACES], parts, len(self.parts))
+        return replace(
+            self,
+            table=_renumbered(table, [LIBRARIES], libraries, len(self.libraries)),
+            parts=[self.parts[number] for number in parts],
+            libraries=[self.libraries[number] for number in libraries],
+        )
 
     def without_parts(self, gone: Container[str]) -> "State":
         """Return the inputs whose records are not in some parts."""
@@ -229,7 +252,7 @@ class State:
         return np.unique(np.concatenate(found)).astype(np.int64)
 
     def _with(self, table: pa.Table) -> "State":
-        return State(self.store, table, self.parts)
+        return replace(self, table=table, file=None)
 
     def _without(self, rows: pa.Array) -> "State":
         if not len(rows):
@@ -237,6 +260,23 @@ class State:
         stays = np.ones(len(self.table), bool)
         stays[rows.to_numpy()] = False
         return self.select(stays)
+
+
+def _renumbered(table: pa.Table, columns: Sequence[str], used: np.ndarray, count: int) -> pa.Table:
+    """Return a table whose columns have the places of numbers in `used`, instead of the numbers."""
+    if len(used) < count:
+        new = np.zeros(count, np.int32)
+        new[used] = np.arange(len(used))
+        for name in columns:
+            table = with_column(table, name, pa.array(new).take(table[name].combine_chunks()))
+    return table
+
+
+def _joined(first: Sequence[str], second: Sequence[str]) -> tuple[Sequence[str], pa.Array]:
+    """Return the texts of both sequences once, and the place of each text of the second."""
+    places = {text: place for place, text in enumerate(first)}
+    found = [places.setdefault(text, len(places)) for text in second]
+    return [*places], pa.array(found, pa.int32())
 
 
 def result_places(table: pa.Table) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:

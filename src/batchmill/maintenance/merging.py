@@ -4,6 +4,8 @@ The state then refers to the merged parts. Earlier snapshots refer to the old on
 long as these do.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -72,7 +74,7 @@ def with_merged_parts(ledger: Ledger, state: State, run: int, many: int = MANY_P
             values = np.zeros(len(table), np.int32)
             values[is_valid] = new[place]
             table = with_column(table, name, pa.array(values, mask=~is_valid))
-    return State(state.store, table, [*used.parts, *merged]).used()
+    return replace(used, table=table, parts=[*used.parts, *merged], file=None).used()
 
 
 def _keys(table: pa.Table, part: str, row: str) -> tuple[np.ndarray, np.ndarray]:

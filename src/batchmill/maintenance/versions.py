@@ -17,12 +17,14 @@ from batchmill.ledger.lease import lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.outputs import file_names, listed_outputs
 from batchmill.ledger.snapshots import Snapshot
+from batchmill.ledger.state import LIBRARIES, State
+from batchmill.planning.libraries import versions_in
 from batchmill.planning.run_spec import spec_of
 from batchmill.storage.large_tables import SLICE_ROWS, collected, select, slices, take
 from batchmill.storage.name_search import repeated, rows_of
 
 _INPUT, _STEP, _PARAMS, _ROW, _OTHER = "input", "step", "params", "row", "executed again"
-_COLUMNS = ("input", "content", "etag", "step", "carried", "rows", "outputs")
+_COLUMNS = ("input", "content", "etag", "step", "carried", "rows", "outputs", LIBRARIES)
 # The other columns of an input's rows, as JSON text.
 _GIVEN = pa.schema([("input", pa.string()), ("given", pa.string())])
 
@@ -65,8 +67,9 @@ class VersionDiff:
         added: The inputs whose rows only the second version has.
         removed: The inputs whose rows only the first version has.
         changed: The inputs with other rows or files, by reason: "input" (its content changed),
-            "step", "params", "row" (the manifest's other columns, or the partition), or "executed
-            again".
+            "step", "params", "libraries" (other versions of them), "row" (the manifest's other
+            columns, or the partition), or "executed again".
+        libraries: The libraries whose versions differ, each with those before and after.
     """
 
     before: Snapshot
@@ -74,6 +77,7 @@ class VersionDiff:
     added: Sequence[str]
     removed: Sequence[str]
     changed: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    libraries: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
 
 
 def list_versions(ledger: Ledger) -> list[ListedVersion]:
@@ -174,13 +178,25 @@ def compare_versions(ledger: Ledger, before: int | str, after: int | str) -> Ver
         added=sorted(select(new.select(["input"]), is_added)["input"].to_pylist()),
         removed=sorted(select(old.select(["input"]), rows.is_null())["input"].to_pylist()),
         changed={reason: sorted(names) for reason, names in changed.items()},
+        libraries=_other_libraries(*(ledger.read_state(version) for version in (first, second))),
     )
+
+
+def _other_libraries(before: State, after: State) -> dict[str, list[list[str]]]:
+    old, new = versions_in(before), versions_in(after)
+    both = {name: [[*side.get(name, ())] for side in (old, new)] for name in sorted({*old, *new})}
+    return {name: versions for name, versions in both.items() if versions[0] != versions[1]}
 
 
 def _results(ledger: Ledger, version: Snapshot) -> pa.Table:
     """Return the results in the table of a version, a row for each input."""
     table = pq.ParquetFile(pa.BufferReader(ledger.read_table(version)))
-    found = ledger.read_state(version).records(_COLUMNS)
+    state = ledger.read_state(version)
+    found = state.records(_COLUMNS)
+    texts = pa.array([*state.libraries], pa.string())
+    sets = pa.DictionaryArray.from_arrays(found[LIBRARIES].combine_chunks(), texts)
+    place = found.schema.get_field_index(LIBRARIES)
+    found = found.set_column(place, LIBRARIES, sets)  # The numbers of two states differ.
     given = collected(_given(version, table), _GIVEN)
     rows = rows_of(found["input"], given["input"])
     found, given = select(found, rows.is_valid()), take(given, rows.drop_null())
@@ -225,6 +241,8 @@ def _reason(ledger: Ledger, was: Mapping[str, Any], now: Mapping[str, Any]) -> s
         old, new = (ledger.steps.read(one["step"]) or {} for one in (was, now))
         same_code = {**old, "params": None} == {**new, "params": None}
         return _PARAMS if old and same_code else _STEP
+    if was[LIBRARIES] != now[LIBRARIES]:
+        return LIBRARIES
     is_row = was["carried"] != now["carried"] or _own_given(was) != _own_given(now)
     return _ROW if is_row else _OTHER
 

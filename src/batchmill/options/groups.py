@@ -163,9 +163,13 @@ class RunOptions(Options):
     """Keep the outputs that an earlier version of the step's code made, because the change does not
     affect them. Only inputs that did not change are kept."""
     verify_change: int = Field(default=0, ge=0, title="Verify the changed code")
-    """If the step's code changed, execute a random sample of this number of inputs with it. If all
+    """If the step's code changed, or a library that counts, execute a random sample of this number
+    of inputs. If all
     results are equal, keep the outputs of all inputs that did not change, for example 300. 0:
     execute all inputs."""
+    libraries: Literal["note", "count"] = Field(default="note", title="Changed libraries")
+    """If a library of the step has another version than the results: note says so, and keeps them;
+    count treats it as a change of the code."""
     sample: int = Field(default=0, ge=0)
     """Execute at most this number of inputs, chosen by size, suffix, folder and label, and forecast
     the time of the others. 0: execute all inputs."""

@@ -1,5 +1,7 @@
 """Make the state that a run leaves of the state before it, its plan and its outcomes. Pure."""
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,6 +23,7 @@ def advance(
     outcomes: State | None,
     options: RunOptions,
     step: str,
+    libraries: Sequence[str] = (),
 ) -> State:
     """Return the state that a run leaves. Without any change, it is the same object.
 
@@ -31,6 +34,8 @@ def advance(
         outcomes: The outcomes of the run. None: it executed nothing.
         options: The options of the run. They may remove results.
         step: The identity of the step of the run.
+        libraries: The present versions of each set of libraries in the state, if results with
+            other versions are accepted.
     """
     state = _with_absences(state, plan.absences, manifest)
     # The next run would read or execute these inputs again.
@@ -39,6 +44,8 @@ def advance(
     )
     state = state.changed(plan.touched, **{name: times[name] for name in TIMES})
     state = state.changed(plan.adopted, step=step)
+    if libraries:
+        state = state.with_libraries(plan.adopted, libraries)
     if outcomes is not None and len(outcomes):
         state = state.with_outcomes(outcomes)
     if options.prune_failed:

@@ -51,6 +51,8 @@ class Criteria:
         forced_after: The last run whose outcomes a forced run ignores. None without `--force`.
         adopted_steps: Identities of earlier versions of the step. The user accepts their `ok`
             outcomes for this version.
+        other_libraries: The numbers of the sets of libraries that count as a change.
+        accepts_libraries: True if the user accepts `ok` outcomes of these sets.
     """
 
     step_identity: str
@@ -61,6 +63,8 @@ class Criteria:
     below_limits: Set[str] = frozenset()
     forced_after: int | None = None
     adopted_steps: Collection[str] = ()
+    other_libraries: Sequence[int] = ()
+    accepts_libraries: bool = False
 
 
 def decide(manifest: Manifest, done: pa.Table, contents: Column, criteria: Criteria) -> pa.Table:
@@ -74,7 +78,9 @@ def decide(manifest: Manifest, done: pa.Table, contents: Column, criteria: Crite
     """
     inputs = manifest.inputs
     names = inputs["input"].to_pylist()
-    is_adopted = _is_adopted(done, criteria.adopted_steps)
+    others = pa.array(criteria.other_libraries, pa.int32())
+    has_other_libraries = pc.is_in(done["libraries"], value_set=others)
+    is_adopted = _is_adopted(done, has_other_libraries, criteria)
     recorded_step = pc.if_else(is_adopted, criteria.step_identity, done["step"])
     is_other_size = has_other_size(done, inputs)
     is_other_time = has_other_time(done, inputs)
@@ -84,6 +90,7 @@ def decide(manifest: Manifest, done: pa.Table, contents: Column, criteria: Crite
     may_differ = pc.or_(is_other_time, pc.equal(inputs["mtime_ns"], UNKNOWN_TIME))
     is_other_file = pc.or_(is_other_size, pc.and_(may_differ, pc.invert(has_same_content)))
     is_changed = pc.or_(_differ(recorded_step, criteria.step_identity), is_other_file)
+    is_changed = pc.or_(is_changed, pc.and_(has_other_libraries, pc.invert(is_adopted)))
     if criteria.takes_rows:
         rows = [encode_manifest_columns(row) for row in manifest.manifest_rows()]
         is_changed = pc.or_(is_changed, _differ(done["carried"], pa.array(rows, pa.string())))
@@ -128,10 +135,16 @@ def _among(names: Sequence[str], chosen: Set[str]) -> pa.Array:
     return pa.array([name in chosen for name in names], pa.bool_())
 
 
-def _is_adopted(done: pa.Table, steps: Collection[str]) -> pa.ChunkedArray:
-    """Return which records are `ok` outcomes of one of these steps."""
-    is_theirs = pc.is_in(done["step"], value_set=pa.array(sorted(steps), pa.string()))
-    return pc.and_(is_theirs, pc.equal(done["outcome"], "ok")).fill_null(False)
+def _is_adopted(
+    done: pa.Table, has_other_libraries: pa.ChunkedArray, criteria: Criteria
+) -> pa.ChunkedArray:
+    """Return which records are `ok` outcomes of earlier code or libraries that are accepted."""
+    steps = pa.array(sorted(criteria.adopted_steps), pa.string())
+    is_earlier = pc.is_in(done["step"], value_set=steps)
+    if criteria.accepts_libraries:
+        is_own = pc.equal(done["step"], criteria.step_identity)
+        is_earlier = pc.or_(is_earlier, pc.and_(is_own, has_other_libraries))
+    return pc.and_(is_earlier, pc.equal(done["outcome"], "ok")).fill_null(False)
 
 
 def _differ(recorded: pa.ChunkedArray, current: pa.ChunkedArray | str) -> pa.ChunkedArray:

@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.ledger.state import COPIED, MISSING, WITHDRAWN
+from batchmill.ledger.state import COPIED, LIBRARIES, MISSING, WITHDRAWN
 from batchmill.manifest import Manifest
 from batchmill.planning.decisions import ADOPTED, DECISIONS, REASONS, UNREADABLE, Criteria, decide
 from batchmill.storage.large_tables import Column, collected, count_values, select, take
 from batchmill.storage.name_search import rows_of
 
-PLANNED_COLUMNS = (*COPIED, "outputs", "absence")
+PLANNED_COLUMNS = (*COPIED, "outputs", "absence", LIBRARIES)
 _ABSENCE = pa.schema([(name, pa.string()) for name in ("input", "absence", "before")])
 _WITHDRAWN, _PRESENT = pa.scalar(WITHDRAWN, pa.string()), pa.scalar(None, pa.string())
 
@@ -28,8 +28,8 @@ class Plan:
             (bytes, -1 if there is no such file), `mtime_ns`, `etag` and `reason` (one of REASONS).
         withdrawn: The recorded inputs that the manifest no longer lists.
         touched: Inputs whose time changed while their content stayed the same.
-        adopted: Inputs whose outputs an earlier version of the step's code made. The user accepts
-            them for the present code.
+        adopted: Inputs whose outputs an earlier version of the step's code or of its libraries
+            made. The user accepts them for the present ones.
         unreadable: Inputs whose file cannot be looked up, although they have an `ok` result. They
             are not executed, so the result stays.
         absences: `input` and `absence` of the records whose absence has changed since the last run:

@@ -29,6 +29,7 @@ from batchmill.planning.job_checks import (
     fitted,
     load_schemas,
 )
+from batchmill.planning.libraries import LibraryChange, RecordedLibraries
 from batchmill.planning.partition_assignment import assign_manifest, check_rows, reasons_to_reassign
 from batchmill.planning.plan import PLANNED_COLUMNS, Plan, make_plan, match_records
 from batchmill.planning.sample import sampled
@@ -58,6 +59,9 @@ class Prepared:
         assignment: The partition of each input, to record. None without partitions.
         partition_changes: The changed partition options, one line each.
         change_check: The result of `--verify-change`. None before the comparison.
+        library_changes: The libraries with other versions than those that made results.
+        libraries: The present versions of each set of libraries in the state, if results with
+            other versions are accepted.
     """
 
     job: Job
@@ -72,6 +76,8 @@ class Prepared:
     assignment: Assignment | None = None
     partition_changes: Sequence[str] = ()
     change_check: ChangeCheck | None = None
+    library_changes: Sequence[LibraryChange] = ()
+    libraries: Sequence[str] = ()
 
     def adoption(self, run: int = 0) -> Adoption | None:
         """Return which outcomes of earlier code a run keeps, and why. None without such outcomes.
@@ -96,13 +102,18 @@ class Prepared:
         )
 
     def change_lines(self) -> list[str]:
-        """Return lines with the changes of the step, and whether they are accepted."""
-        changes = self.step_changes
+        """Return lines with the changes of the step and its libraries, and if they are accepted."""
+        changes = [*self.step_changes]
+        notes = [one.text for one in self.library_changes]
+        if self.job.options.run.libraries == "count":
+            changes += [f"library {one.versions}" for one in self.library_changes]
+            notes = []
         more = len(changes) - _SHOWN_CHANGES
         shown = [*changes[:_SHOWN_CHANGES], *([counted(more, "more change")] if more > 0 else [])]
         adoption = self.adoption()
         what = "Accepted change" if adoption else "Re-running all inputs"
-        return [*([adoption.text] if adoption else []), *(f"{what}: {line}." for line in shown)]
+        accepted = [adoption.text] if adoption else []
+        return [*accepted, *(f"{what}: {line}." for line in shown), *notes]
 
     @property
     def partition(self) -> pa.ChunkedArray | None:
@@ -243,9 +254,13 @@ def _plan(
     adopted = earlier.accepted(step) if options.accept_change else frozenset[str]()
     if check and check.is_equal:
         adopted = check.steps
+    identities = {step.identity, *adopted}
     file_changes = detect_changes(
-        manifest, matched.done, {step.identity, *adopted}, ledger.store, folders=job.is_over_folders
+        manifest, matched.done, identities, ledger.store, folders=job.is_over_folders
     )
+    libraries = RecordedLibraries.read(state, identities, step.target)
+    counts_libraries = options.libraries == "count"
+    accepts = options.accept_change or (check is not None and check.is_equal)
     forced_after = _forced_after(ledger) if options.force else None
     plan = make_plan(
         manifest,
@@ -258,6 +273,8 @@ def _plan(
             below_limits=inputs_below_limits(ledger, state, job.options.failures),
             forced_after=forced_after,
             adopted_steps=adopted,
+            other_libraries=libraries.others() if counts_libraries else (),
+            accepts_libraries=accepts,
         ),
     )
     if not job.options.inputs.allow_missing:
@@ -285,6 +302,8 @@ def _plan(
         assignment=assignment,
         partition_changes=partition_changes,
         change_check=check,
+        library_changes=() if options.force else libraries.changes(),
+        libraries=libraries.present() if counts_libraries and accepts else (),
     )
 
 

@@ -16,6 +16,7 @@ from batchmill.ledger.state import MISSING, State
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import KINDS, one_line
 from batchmill.planning.decisions import UNREADABLE
+from batchmill.planning.libraries import versions_in
 from batchmill.planning.plan_file import PlanFile
 from batchmill.planning.run_spec import SHOWN_NAMES, read_spec
 from batchmill.publishing.failure_groups import FailureGroup, Failures, group_lines, read_failures
@@ -46,6 +47,7 @@ class Summary:
         partitions: The number of inputs by partition; empty without partitions.
         unsampled: The number of inputs to execute that are outside the sample of the run.
         unpublished: Why the run published nothing: its table breaks an expectation. Usually empty.
+        mixtures: The libraries of which this run has used several versions, one line each.
     """
 
     run: int
@@ -60,6 +62,7 @@ class Summary:
     partitions: Mapping[str, int] = field(default_factory=dict)
     unsampled: int = 0
     unpublished: str = ""
+    mixtures: tuple[str, ...] = ()
 
     @property
     def failed(self) -> int:
@@ -89,6 +92,7 @@ class Summary:
             **({"partitions": dict(self.partitions)} if self.partitions else {}),
             **({"unsampled": self.unsampled} if self.unsampled else {}),
             **({"unpublished": self.unpublished} if self.unpublished else {}),
+            **({"library_mixtures": [*self.mixtures]} if self.mixtures else {}),
         }
 
     def sentence(self) -> str:
@@ -140,7 +144,18 @@ def summarise(
         partitions=spec.partitions,
         unsampled=spec.unsampled,
         unpublished=ended.get("unpublished", ""),
+        mixtures=tuple(_mixtures(state.of_run(run))),
     )
+
+
+def _mixtures(state: State) -> Iterator[str]:
+    """Yield a line for each library of which several versions made results."""
+    for name, versions in versions_in(state).items():
+        if len(versions) > 1:
+            each = (f"{one} ({counted(count, 'result')})" for one, count in versions.items())
+            yield f"Warning: the machines of this run have several versions of {name}: " + (
+                ", ".join(each) + "."
+            )
 
 
 def adoption_lines(ledger: Ledger) -> list[str]:
@@ -196,7 +211,7 @@ def failure_message(
         shown_groups: The number of groups to show.
     """
     dataset = quote(dataset)
-    lines = [summary.sentence(), *filter(None, [summary.unpublished])]
+    lines = [summary.sentence(), *filter(None, [summary.unpublished]), *summary.mixtures]
     lines += group_lines(summary.groups, shown_groups)
     if summary.results_kept:
         lines.append(

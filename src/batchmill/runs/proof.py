@@ -20,6 +20,7 @@ from batchmill.ledger.proofs import Proof
 from batchmill.ledger.snapshots import Snapshot
 from batchmill.manifest import Manifest
 from batchmill.manifest.file_stats import MISSING_SIZE
+from batchmill.planning.libraries import LibraryChange, RecordedLibraries
 from batchmill.planning.prepare import Prepared
 from batchmill.publishing.metadata_table import metadata_table
 from batchmill.reading.published import read_published
@@ -164,7 +165,13 @@ def _prove(
         packages=imported_packages(),
         created=begun,
         seconds=time.perf_counter() - started,
+        libraries=[one.text for one in _library_changes(recorded, records)],
     )
+
+
+def _library_changes(recorded: RecordedVersion, records: pa.Table) -> list[LibraryChange]:
+    state, target = recorded.state.of(records["input"]), recorded.step and recorded.step.target
+    return RecordedLibraries.read(state, records["step"].unique().to_pylist(), target).changes()
 
 
 def _reasons(job: Prepared, records: pa.Table) -> dict[str, str]:

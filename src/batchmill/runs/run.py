@@ -123,7 +123,7 @@ class Run:
                 self.ledger.store.remove(STAGING)
         state = advance(
             *(prepared.state, prepared.plan, prepared.manifest, outcomes),
-            *(self.options, prepared.step.identity),
+            *(self.options, prepared.step.identity, prepared.libraries),
         )
         if not state.file:
             state = with_merged_parts(self.ledger, state, self.number)

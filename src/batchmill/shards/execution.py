@@ -149,6 +149,7 @@ class ShardExecution:
             pipeline=self._pipeline,
             concurrency=self._make_concurrency(),
             warn=self._warn,
+            imported=self._inputs.libraries.imported,
         )
 
     def _make_concurrency(self) -> Concurrency | None:

@@ -23,6 +23,7 @@ from batchmill.planning.run_spec import (
 )
 from batchmill.security.allowlist import check_step
 from batchmill.shards.shard import Shard, left_in, recorded_in
+from batchmill.step.libraries import StepLibraries, imported_files
 from batchmill.step.load import Step, load_step
 from batchmill.step.planned import PlannedStep
 from batchmill.step.value.shipping import unpickle_step
@@ -39,6 +40,7 @@ class ShardInputs:
     The inputs' rows of the plan are in `table`, and their row numbers in `plan_rows`. The other
     columns of the manifest are in `columns`. By input name, `origins` has the origin that the
     ledger records. `check_step` raises StepError if the step is no longer the planned one.
+    `libraries` are those of the step.
     """
 
     def __init__(self, ledger: Ledger, shard: Shard) -> None:
@@ -50,6 +52,7 @@ class ShardInputs:
         """
         self.shard = shard
         self.spec = spec = read_spec(ledger, shard.run)
+        imported_files.begin()
         with ThreadPoolExecutor(1) as pool:
             rows = pool.submit(PlanFile(ledger, shard.run).rows, shard.start, shard.stop)
             self.step, planned = load_planned_step(ledger, spec, shard.pickle_digest)
@@ -64,6 +67,8 @@ class ShardInputs:
             for name, row in zip(self.table["input"].to_pylist(), self.columns, strict=True)
         }
         self.check_step = PlannedStep(self.step, spec.identity, planned).check
+        named = self.step.description["libraries"]
+        self.libraries = StepLibraries(self.step.target, spec.step, named)
 
     def __len__(self) -> int:
         return len(self.table)

@@ -19,6 +19,7 @@ from batchmill.layout import PACKS
 from batchmill.ledger.committer import Committer
 from batchmill.ledger.lease import is_held
 from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import Origin
 from batchmill.ledger.state import OK
 from batchmill.outcome import Outcome, WrittenFile
 from batchmill.shards.inputs import ShardInputs
@@ -56,8 +57,7 @@ class OutcomeRecorder:
             prefix: The beginning of the names of the ledger's parts.
             on_tick: Called each time the thread wakes up.
         """
-        before, origins = self._prepare_commit, self.inputs.origins
-        with Committer(self.ledger, prefix, origins, before, on_tick) as self._committer:
+        with Committer(self.ledger, prefix, self._records_of, on_tick) as self._committer:
             yield
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
@@ -91,8 +91,8 @@ class OutcomeRecorder:
         """Commit all recorded outcomes now."""
         self._committer.flush()
 
-    def _prepare_commit(self, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-        """Check that outcomes may be committed, and upload their packs.
+    def _records_of(self, outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Origin]]:
+        """Check that outcomes may be committed, and upload their packs. Return their records.
 
         Raises an error if the step has changed, or if the run no longer holds the lease.
 
@@ -107,7 +107,10 @@ class OutcomeRecorder:
             raise LedgerError(
                 f"{self.ledger.store.url}: run {spec.run} no longer accepts outcomes."
             )
-        return self.upload.store(outcomes) if self.upload else outcomes
+        if self.upload:
+            outcomes = self.upload.store(outcomes)
+        libraries, origins = self.inputs.libraries.text(), self.inputs.origins
+        return [(one, origins[one.input]._replace(libraries=libraries)) for one in outcomes]
 
     def _check_failures(self) -> None:
         """Stop the whole run if more inputs have failed than its policy allows.

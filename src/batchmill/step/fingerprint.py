@@ -6,15 +6,16 @@ and installed packages, except the package that contains the step.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from batchmill.digests import digest
 from batchmill.errors import StepError
 from batchmill.step.code.module import Value
-from batchmill.step.code.reachable import described, reachable_code
+from batchmill.step.code.reachable import Definition, described, reachable_code
 from batchmill.step.import_reference import is_reference
+from batchmill.step.libraries import library_of
 from batchmill.step.value.digests import value_code
 
 
@@ -32,7 +33,8 @@ def describe_step(
     Returns:
         `ref`, `version` (the step's attribute, if any), `params`, and `code`: for each definition
         that the step reaches, its digest, the path that leads to it, and the value of a constant.
-        If the step is not importable, also `imports`: the values of modules that it uses.
+        `libraries`: the modules of libraries that the code names, which identify no step. If the
+        step is not importable, also `imports`: the values of modules that it uses.
 
     Raises:
         StepError: The version has values other than numbers, text, lists, dicts and sets.
@@ -43,16 +45,23 @@ def describe_step(
         "params": {name: described_value(value) for name, value in sorted(params.items())},
     }
     if not by_value:
-        return {**description, "code": described(reachable_code(roots_of(ref, target, params)))}
+        found = reachable_code(roots_of(ref, target, params))
+        return {**description, **_described_code(found.definitions, found.others)}
     own = value_code(ref, target)
+    found = reachable_code(own.imports, own.imports)
     return {
         **description,
-        "code": described(own.definitions | reachable_code(own.imports, own.imports)),
+        **_described_code(own.definitions | found.definitions, own.others | found.others),
         "imports": [
             {"module": value.module, "attributes": [*value.attributes], "path": [*path]}
             for value, path in own.imports.items()
         ],
     }
+
+
+def _described_code(definitions: Mapping[str, Definition], others: Iterable[str]) -> dict[str, Any]:
+    libraries = {name for module in others if (name := library_of(module))}
+    return {"code": described(definitions), "libraries": sorted(libraries)}
 
 
 def roots_of(ref: str, target: Any, params: Mapping[str, Any]) -> list[Value]:
@@ -86,7 +95,7 @@ def imported_values(description: Mapping[str, Any]) -> dict[Value, list[str]]:
 
 def code_digest(ref: str) -> str:
     """Return the digest of the code behind a reference. Imports nothing."""
-    return _digest_of_code(described(reachable_code([_value_of(ref)])))
+    return _digest_of_code(described(reachable_code([_value_of(ref)]).definitions))
 
 
 def _value_of(ref: str) -> Value:
@@ -119,7 +128,8 @@ def _version_of(ref: str, target: Any) -> str | int | float | None:
 def identity_of(description: Mapping[str, Any]) -> str:
     """Return the digest of a step's description."""
     code = _digest_of_code(description["code"])
-    return digest("step", described_value({**description, "code": code}))
+    own = {name: value for name, value in description.items() if name != "libraries"}
+    return digest("step", described_value({**own, "code": code}))
 
 
 def has_same_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

@@ -17,8 +17,8 @@ from batchmill.execution.batch_runner import ResultError, results_of
 from batchmill.inference.copies import Copies, copies_of
 from batchmill.inference.model_step import is_model_file
 from batchmill.inference.models import Model, check_factory, choose_device, load_model, make_model
-from batchmill.reading import pad_collate
 from batchmill.reading.files import choose_load
+from batchmill.reading.padding import pad_collate
 from batchmill.security.allowlist import refused_models
 from batchmill.step.fingerprint import code_digest
 from batchmill.step.import_reference import is_reference, resolve_reference

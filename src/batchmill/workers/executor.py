@@ -138,7 +138,12 @@ class IsolatedExecutor(ShardWork):
     def _resolve(self, outcomes: Iterable[tuple[int, Outcome]]) -> None:
         """Record how attempts ended, and deliver final outcomes. Several threads call this."""
         ended, now = self.table.ended, time.monotonic()
-        finals = [final for index, outcome in outcomes if (final := ended(index, outcome, now))]
+        finals = []
+        for index, outcome in outcomes:
+            self.imported.update(outcome.imported)
+            final = ended(index, outcome, now)
+            if final:
+                finals.append(final)
         # The watchdog's thread delivers outcomes of workers while this thread processes batches.
         with self._delivering:
             self.deliver(finals)

@@ -35,6 +35,7 @@ class ShardWork:
             `UnstoredOutcome`.
         concurrency: Runs several inputs at a time in each worker, instead of `run`. None if the
             step is not async.
+        imported: The files of libraries that workers have imported are added to it.
     """
 
     count: int
@@ -49,3 +50,4 @@ class ShardWork:
     processing: BatchCallbacks | None = None
     pipeline: TransferPipeline | None = None
     concurrency: Concurrency | None = None
+    imported: set[str] = field(default_factory=set)

@@ -18,6 +18,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from batchmill.outcome import Outcome, WrittenFile
+from batchmill.step.libraries import imported_files
 from batchmill.workers.memory_usage import resident_bytes, used_bytes
 from batchmill.workers.ring_buffer import RingBuffer
 
@@ -139,6 +140,9 @@ class WorkerChannel:
 
     def send(self, index: int, outcome: Outcome) -> None:
         """Write an input's outcome to the journal. Any thread of the worker may call this."""
+        imported = imported_files.new()
+        if imported:
+            outcome = outcome._replace(imported=imported)
         # marshal takes a third of pickle's time. It is enough for the plain values of an outcome.
         fields: tuple[Any, ...] = outcome
         if outcome.outputs:

@@ -24,7 +24,7 @@ def code(tmp_path, monkeypatch):
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
         importlib.invalidate_caches()
-        return reachable_code([Value("own_step", (root,))])
+        return reachable_code([Value("own_step", (root,))]).definitions
 
     return code
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.snapshots import Snapshot
 from batchmill.ledger.state import State
 from batchmill.planning.forecast import last_large_run, written_bytes
+from batchmill.planning.libraries import versions_in
 from batchmill.planning.run_spec import RunSpec, read_spec
 from batchmill.publishing.failure_groups import read_failures
 from batchmill.publishing.summary import (
@@ -47,6 +48,7 @@ class Facts:
         runs: The summaries of the last runs, the newest first.
         adoptions: Which results of earlier code are still in use, one line per run, and how many
             results were made again, one line per version.
+        libraries: The number of results by version, by library.
     """
 
     dataset: str
@@ -60,6 +62,7 @@ class Facts:
     failures: pa.Table
     runs: Sequence[Mapping[str, Any]]
     adoptions: Sequence[str] = ()
+    libraries: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def place(self) -> str:
@@ -121,6 +124,7 @@ def gather(ledger: Ledger, run: int, dataset: str) -> Facts:
         failures=failures.table,
         runs=list(filter(None, ended)),
         adoptions=[*adoptions.result(), *proofs.result()],
+        libraries=versions_in(state),
     )
 
 

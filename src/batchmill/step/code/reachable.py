@@ -23,6 +23,19 @@ from batchmill.step.code.uses import Uses
 _GIVEN = {"__name__", "__file__", "__doc__", "__package__", "__path__", "__spec__", "__loader__"}
 
 
+class Reached(NamedTuple):
+    """The code that a step reaches.
+
+    Attributes:
+        definitions: The definitions by `module:name`. The name is empty for the code that the
+            module's import runs, and for a module that cannot be read as Python.
+        others: The modules of libraries that it names, and of Python.
+    """
+
+    definitions: "dict[str, Definition]"
+    others: set[str]
+
+
 class Definition(NamedTuple):
     """A definition that a step reaches.
 
@@ -40,17 +53,13 @@ class Definition(NamedTuple):
 
 def reachable_code(
     roots: Iterable[Value], paths: Mapping[Value, Sequence[str]] | None = None
-) -> dict[str, Definition]:
-    """Find the definitions that are reached from some values.
+) -> Reached:
+    """Find the code that is reached from some values.
 
     Args:
         roots: The values: attributes of modules. These modules count although they may be
             installed packages.
         paths: For roots that other code uses, the path to that code.
-
-    Returns:
-        The definitions by `module:name`. The name is empty for the code that the module's import
-        runs, and for a module that cannot be read as Python.
     """
     roots = [*roots]
     return _Walk(roots).run(paths or {})
@@ -106,7 +115,7 @@ class _Walk:
         self._imported: set[str] = set()
         self._to_import: deque[str] = deque()
 
-    def run(self, paths: Mapping[Value, Sequence[str]]) -> dict[str, Definition]:
+    def run(self, paths: Mapping[Value, Sequence[str]]) -> Reached:
         self._to_visit += [
             _Step(root, tuple(paths.get(root, ())), root in paths) for root in self._roots
         ]
@@ -115,7 +124,8 @@ class _Walk:
                 self._visit(self._to_visit.popleft())
             else:
                 self._visit_import(self._to_import.popleft())
-        return dict(sorted(self._found.items()))
+        others = {name for name in self._imported if self.code(name) is None}
+        return Reached(dict(sorted(self._found.items())), others)
 
     def _visit(self, step: _Step) -> None:
         module, attributes = step.value

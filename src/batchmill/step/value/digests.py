@@ -51,10 +51,12 @@ class ValueCode(NamedTuple):
             `:` and the path.
         imports: The values in the user's modules that the step uses, with the path to the code
             that uses them.
+        others: The modules of libraries that it uses.
     """
 
     definitions: dict[str, Definition]
     imports: dict[Value, tuple[str, ...]]
+    others: set[str]
 
 
 def value_code(label: str, target: object) -> ValueCode:
@@ -76,7 +78,7 @@ def value_code(label: str, target: object) -> ValueCode:
     path = (getattr(target, "__name__", None) or type(target).__name__,)
     walk.visit(target, path)
     walk.visit_hints(target, path)
-    return ValueCode(dict(sorted(walk.found.items())), walk.imports)
+    return ValueCode(dict(sorted(walk.found.items())), walk.imports, walk.others)
 
 
 def is_importable(target: Any) -> bool:
@@ -96,6 +98,7 @@ class _Walk:
     def __init__(self, label: str) -> None:
         self.found: dict[str, Definition] = {}
         self.imports: dict[Value, tuple[str, ...]] = {}
+        self.others: set[str] = set()
         self._label = label
         self._used: set[str] = set()
         self._keys: dict[int, str] = {}
@@ -217,7 +220,9 @@ class _Walk:
         file = source_file(value.module)
         if file and is_users(value.module, file, set()):
             self.imports.setdefault(value, path)
-        elif not file and value.attributes:  # It may be a package without __init__.py.
+        elif file:
+            self.others.add(value.module)
+        elif value.attributes:  # It may be a package without __init__.py.
             name, *rest = value.attributes
             self._use(Value(f"{value.module}.{name}", tuple(rest)), path)
 

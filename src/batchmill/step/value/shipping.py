@@ -189,6 +189,6 @@ def unpickle_step(
     description = {
         **planned,
         "params": {**planned["params"], **contents},
-        "code": code | described(reachable_code(imports, imports)),
+        "code": code | described(reachable_code(imports, imports).definitions),
     }
     return replace(step, tracked=tracked, description=description)
