@@ -13,7 +13,7 @@ from batchmill.cli.main import main
 from batchmill.ledger.open import open_ledger
 from batchmill.planning.prepare import prepare
 
-# By the name of a library: its files, and what it requires. The step names or reaches each of them.
+# By the name of a library: its files, and what it requires. The step names or reaches all.
 USED = {
     "plain": ({"plain/__init__.py": "N = 1"}, []),
     "single-file": ({"single_file.py": "import needed\nN = needed.N"}, ["needed>=1"]),

@@ -20,7 +20,7 @@ from batchmill.step.code.files import is_users, source_file
 _OURS = __name__.partition(".")[0]
 _NAME = re.compile("[A-Za-z0-9._-]+")
 _PYTHON = "Python"
-# What a set calls the line that a program prints.
+# The end of the name of a program in a set.
 _PROGRAM = " --version"
 _PROGRAM_SECONDS, _SHOWN_CHARACTERS = 10.0, 80
 
@@ -28,7 +28,7 @@ _PROGRAM_SECONDS, _SHOWN_CHARACTERS = 10.0, 80
 def library_of(module: str) -> str | None:
     """Return the outermost package of an installed module that has a file. Imports nothing.
 
-    Of a namespace package such as `google`, each library has a package of its own. None for
+    Libraries that share a namespace such as `google` have a package each inside it. None for
     modules of the user, of Python and of batchmill.
     """
     parts = module.split(".")
@@ -189,7 +189,7 @@ def _with_requirements(roots: Iterable[Distribution]) -> dict[str, Distribution]
 
 
 def _requirements(one: Distribution) -> Iterator[Distribution]:
-    """Yield the installed distributions that one requires. Of the extras, only ours count."""
+    """Yield the installed distributions that one requires, without extras except our own."""
     for text in one.requires or ():
         name = _NAME.match(text)
         found = _installed(name[0]) if name else None
