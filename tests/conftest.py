@@ -163,11 +163,14 @@ def leave_no_trace(tmp_path_factory):
     os.chdir(folder)
     sys.path[:] = path
     made = str(tmp_path_factory.getbasetemp())
-    for name in set(sys.modules) - modules:
-        module = sys.modules[name]
-        # A package without __init__.py has no file.
-        places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
-        if any(place and str(place).startswith(made) for place in places):
+    new = {name: sys.modules[name] for name in set(sys.modules) - modules}
+    # A package without __init__.py has no file. Its path is found with the help of its parent.
+    places = {
+        name: [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+        for name, module in new.items()
+    }
+    for name, found in places.items():
+        if any(place and str(place).startswith(made) for place in found):
             del sys.modules[name]
 
 

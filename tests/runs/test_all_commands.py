@@ -33,6 +33,7 @@ from batchmill.maintenance.cleanup import forget_runs
 from batchmill.maintenance.merging import MANY_PARTS, with_merged_parts
 from batchmill.maintenance.verify import examine
 from batchmill.options.failure_policy import FailurePolicy
+from batchmill.planning.libraries import versions_in
 from batchmill.runs import run as run_module
 from batchmill.runs.proof import ProofOptions, prove, record_proof
 from batchmill.storage import is_url, open_store
@@ -77,6 +78,7 @@ class Sequence:
         for name, text in zip(NAMES, ["x", "yz", "bad", "zyx"], strict=False):
             self.put(name, text)
         self.write_step()
+        self.inputs.install_library(self.model.library)
 
     def play(self, count):
         """Execute `count` random commands, and compare the dataset after each."""
@@ -159,6 +161,11 @@ class Sequence:
         self.remark += 1
         self.write_step()
 
+    def upgrade(self):
+        """Install another version of the library that the step imports."""
+        self.model.library += 1
+        self.inputs.install_library(self.model.library)
+
     def change_a_param(self):
         self.model.factor += 1
 
@@ -179,6 +186,7 @@ class Sequence:
             prune_failed=chance.random() < 0.2,
             keep_versions=chance.randint(0, 2),
             pack=chance.random() < 0.5,
+            counts_libraries=chance.random() < 0.3,
         )
 
     def run(self, **chosen):
@@ -217,9 +225,9 @@ class Sequence:
         self.run(stop_after_same=2)
 
     def run_after_an_edit(self):
-        """Change only the code. Keep the results of the earlier code, or compare with them."""
+        """Change only the code or the library. Keep the earlier results, or compare with them."""
         if all(record.key.factor == self.model.factor for record in self.model.records.values()):
-            self.chance.choice([self.edit_the_step, self.edit_the_form])()
+            self.chance.choice([self.edit_the_step, self.edit_the_form, self.upgrade])()
             way = self.chance.choice(["accept_change", "verify_change"])
             sample = self.chance.randint(1, 4) if self.chance.random() < 0.2 else 0
             self.run(force=False, sample=sample, expect=self.expectation(0.2), **{way: True})
@@ -292,8 +300,13 @@ class Sequence:
             model.due.add(row["input"].removeprefix("in/"))
             self.run(pack=False)  # A pack would not restore the file for earlier versions.
 
-    def execute(self, options, *, points=None):
+    def enter(self):
+        """Make the folder, the step and its library those of this process."""
         os.chdir(self.folder)
+        sys.path.insert(0, str(self.folder / "site-packages"))
+
+    def execute(self, options, *, points=None):
+        self.enter()
         self.inputs.write_manifest(self.model.listed)
         if points:
             points.watch()
@@ -302,6 +315,7 @@ class Sequence:
             "accept_change": options.accept_change,
             "verify_change": 100 * options.verify_change,
             "sample": options.sample,
+            "libraries": "count" if options.counts_libraries else "note",
             **self.inputs.options,
             **({"pack": "1MB"} if options.pack else {}),
             **({"partition": self.partition} if self.partition else {}),
@@ -397,14 +411,19 @@ class Sequence:
             name, bundle = self.chance.choice(failed), self.folder / f"{len(self.log)}.zip"
 
             def write():
-                os.chdir(self.folder)
+                self.enter()
                 write_reproduction(self.dataset, f"in/{name}", bundle)
 
             assert in_child(write) == 0
             unpacked = bundle.with_suffix("")
             zipfile.ZipFile(bundle).extractall(unpacked)
             ran = subprocess.run(
-                [sys.executable, "run.py"], cwd=unpacked, capture_output=True, text=True, timeout=60
+                [sys.executable, "run.py"],
+                cwd=unpacked,
+                env={**os.environ, "PYTHONPATH": str(self.folder / "site-packages")},
+                capture_output=True,
+                text=True,
+                timeout=60,
             )
             assert ran.returncode == 1, ran.stdout + ran.stderr
             assert f"ValueError: {self.model.files[name]}" in ran.stdout
@@ -419,7 +438,7 @@ class Sequence:
         self.inputs.clear_log()
 
         def write():
-            os.chdir(self.folder)
+            self.enter()
             proof = next(prove(self.dataset, ProofOptions(version=version)))
             assert record_proof(proof) == ""
             file.write_text(json.dumps(asdict(proof)))
@@ -462,6 +481,7 @@ class Sequence:
         ledger = open_ledger(self.dataset)
         assert [v.number for v in ledger.snapshots.versions()] == list(model.versions)
         assert ledger.snapshots.names() == model.names
+        assert versions_in(ledger.state()).get("ink", {}) == model.results_by_library()
         for number, rows in model.versions.items():
             table = batchmill.metadata(self.dataset, version=number)
             assert rows_of(table, partial(read_plainly, store)) == named(rows), number
@@ -532,6 +552,7 @@ COMMANDS = {
     Sequence.edit_the_step: 1,
     Sequence.edit_the_form: 0.5,
     Sequence.edit_a_remark: 0.5,
+    Sequence.upgrade: 1,
     Sequence.change_a_param: 1,
     Sequence.run: 7,
     Sequence.run_a_sample: 1,

@@ -5,10 +5,14 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from libraries import Site
+
 COMMON = """
 import asyncio
 import os
 from pathlib import Path
+
+import ink
 
 CODE = {code}
 
@@ -133,6 +137,10 @@ class Inputs:
         (self.folder / "letters.py").write_text(text)
         # Python compares the size of a file, and its time in whole seconds.
         shutil.rmtree(self.folder / "__pycache__", ignore_errors=True)
+
+    def install_library(self, version):
+        """Install the library `ink`, which the step imports, in another version."""
+        Site(self.folder).install("ink", f"{version}.0", {"ink.py": ""})
 
     def write_manifest(self, names):
         """Write the manifest `m.csv`."""

@@ -19,11 +19,16 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """The outcome of an input, and the last good result that it has."""
+    """The outcome of an input, and the last good result that it has.
+
+    The versions of the library that made them are in `library` and `result_library`.
+    """
 
     outcome: str
     key: Key
     result: Key | None
+    library: int = field(default=1, compare=False)
+    result_library: int = field(default=1, compare=False)
 
 
 class Row(NamedTuple):
@@ -50,6 +55,7 @@ class Options(NamedTuple):
     pack: bool = False
     stop_after_same: int = 0
     is_update: bool = False
+    counts_libraries: bool = False
 
 
 class Ran(NamedTuple):
@@ -76,6 +82,7 @@ class Reference:
     factor: int = 1
     code: int = 1
     form: int = 0
+    library: int = 1
     records: dict[str, Record] = field(default_factory=dict)
     # The inputs that the next run executes again: on request, or because an output was damaged.
     due: set[str] = field(default_factory=set)
@@ -108,7 +115,7 @@ class Reference:
             The inputs that the run must have executed.
         """
         compared = self._keep_results(options)
-        pending = {name for name in self.listed if self._is_pending(name, force=options.force)}
+        pending = {name for name in self.listed if self._is_pending(name, options)}
         self.left = set()
         if options.sample:
             assert recorded is not None
@@ -147,7 +154,7 @@ class Reference:
             if (record := self.records.get(name))
             and record.outcome == "ok"
             and record.key[:2] == self._key(name)[:2]
-            and record.key != self._key(name)
+            and (record.key != self._key(name) or self._has_other_library(record, options))
         }
         compared: set[str] = set()
         if options.verify_change:
@@ -159,19 +166,29 @@ class Reference:
         if options.accept_change or options.verify_change:
             for name in kept:
                 self.records[name] = replace(self.records[name], key=self._key(name))
+                if options.counts_libraries:
+                    self.records[name] = replace(
+                        self.records[name], library=self.library, result_library=self.library
+                    )
         return compared
 
-    def _is_pending(self, name, *, force):
+    def _has_other_library(self, record, options):
+        return options.counts_libraries and record.library != self.library
+
+    def _is_pending(self, name, options):
         record, key = self.records.get(name), self._key(name)
         if record and record.outcome == "ok" and key.content is None:
             return False  # Its file may come back, so its result stays.
-        return record is None or record.key != key or force or name in self.due
+        if record is None or self._has_other_library(record, options):
+            return True
+        return record.key != key or options.force or name in self.due
 
     def _execute(self, name):
         key, record = self._key(name), self.records.get(name)
         outcome = self.outcome_of(key.content)
-        earlier = record.result if record else None
-        self.records[name] = Record(outcome, key, key if outcome == "ok" else earlier)
+        earlier = (record.result, record.result_library) if record else (None, 1)
+        result = (key, self.library) if outcome == "ok" else earlier
+        self.records[name] = Record(outcome, key, result[0], self.library, result[1])
         self.due.discard(name)
 
     def _end(self, options):
@@ -254,6 +271,11 @@ class Reference:
             for name in self.last_manifest
             if name in self.records
         }
+
+    def results_by_library(self):
+        """Return the number of results in the tables that each version of the library made."""
+        found = [self.records[name] for name in self.last_manifest if name in self.records]
+        return Counter(f"{one.result_library}.0" for one in found if one.result)
 
     def failures(self):
         """Return the outcome of each input of the last manifest that is not ok."""

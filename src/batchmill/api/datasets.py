@@ -13,7 +13,7 @@ from batchmill.jobs.failed_inputs import failure_table, release_inputs
 from batchmill.layout import INPUT_COLUMN
 from batchmill.ledger.open import open_ledger
 from batchmill.ledger.proofs import Proof
-from batchmill.ledger.state import LIBRARIES
+from batchmill.ledger.state import LIBRARIES, made_with
 from batchmill.maintenance.verify import Difference, examine
 from batchmill.maintenance.versions import (
     ListedVersion,
@@ -252,8 +252,9 @@ def metadata(
         if LIBRARIES in frame:
             raise OptionError(f"{place}: its table has a column {LIBRARIES} of its own.")
         state = open_ledger(place).read_state(published.version)
-        numbers = take(state.table, rows_of(state.names, published.table[INPUT_COLUMN]))[LIBRARIES]
-        frame[LIBRARIES] = [state.libraries[number] for number in numbers.to_pylist()]
+        rows = rows_of(published.table[INPUT_COLUMN], state.names)
+        numbers = made_with(take(state.table, rows)).to_pylist()
+        frame[LIBRARIES] = [state.libraries[number] for number in numbers]
     return frame
 
 

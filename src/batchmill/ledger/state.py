@@ -59,8 +59,9 @@ STATE_SCHEMA = pa.schema(
         # The place of the record with the result before it was merged. A result keeps its identity.
         ("origin_part", pa.int32()),
         ("origin_row", pa.int32()),
-        # The number of the set of libraries that made the result; without one, the outcome.
+        # The number of the set of libraries of the outcome, and of the result as above.
         ("libraries", pa.int32()),
+        ("result_libraries", pa.int32()),
     ]
 )
 # The columns of a state that `State.records` returns, and those of its parts.
@@ -190,9 +191,9 @@ class State:
         first = len(self.parts)
         new = with_column(new, "part", pc.add(new["part"], first))
         libraries, place_of = _joined(self.libraries, now.libraries)
-        made_with = place_of.take(new[LIBRARIES].combine_chunks())
-        new = with_column(new, LIBRARIES, pc.if_else(keeps, before[LIBRARIES], made_with))
-        for name, own in (("result_run", "run"), ("result_part", "part"), ("result_row", "row")):
+        new = with_column(new, LIBRARIES, place_of.take(new[LIBRARIES].combine_chunks()))
+        for own in ("run", "part", "row", LIBRARIES):
+            name = f"result_{own}"
             kept = pc.coalesce(before[name], before[own])
             new = with_column(new, name, pc.if_else(keeps, kept, _NULL))
         for name in PLACES[2]:
@@ -223,16 +224,17 @@ class State:
 
     def without_results(self, names: Column) -> "State":
         """Return the state without the earlier results of some inputs that are not ok."""
-        columns = ("result_run", *PLACES[1], *PLACES[2])
+        columns = ("result_run", "result_libraries", *PLACES[1], *PLACES[2])
         return self.changed(names, **dict.fromkeys(columns))
 
     def used(self) -> "State":
         """Return the state without the parts and libraries that it does not refer to."""
-        parts, libraries = self._numbers(*(part for part, _ in PLACES)), self._numbers(LIBRARIES)
-        table = _renumbered(self.table, [part for part, _ in PLACES], parts, len(self.parts))
+        of_parts, of_libraries = [part for part, _ in PLACES], [LIBRARIES, "result_libraries"]
+        parts, libraries = self._numbers(*of_parts), self._numbers(*of_libraries)
+        table = _renumbered(self.table, of_parts, parts, len(self.parts))
         return replace(
             self,
-            table=_renumbered(table, [LIBRARIES], libraries, len(self.libraries)),
+            table=_renumbered(table, of_libraries, libraries, len(self.libraries)),
             parts=[self.parts[number] for number in parts],
             libraries=[self.libraries[number] for number in libraries],
         )
@@ -284,6 +286,11 @@ def result_places(table: pa.Table) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
     pairs = zip(*PLACES[:2], strict=True)
     part, row = (pc.coalesce(table[result], table[own]) for own, result in pairs)
     return part, row
+
+
+def made_with(table: pa.Table) -> pa.ChunkedArray:
+    """Return the number of the set of libraries that made the result of each input of a state."""
+    return pc.coalesce(table["result_libraries"], table[LIBRARIES])
 
 
 def has_result(records: pa.Table) -> pa.ChunkedArray:

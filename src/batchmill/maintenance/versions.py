@@ -17,14 +17,14 @@ from batchmill.ledger.lease import lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.outputs import file_names, listed_outputs
 from batchmill.ledger.snapshots import Snapshot
-from batchmill.ledger.state import LIBRARIES, State
+from batchmill.ledger.state import LIBRARIES, State, made_with
 from batchmill.planning.libraries import versions_in
 from batchmill.planning.run_spec import spec_of
 from batchmill.storage.large_tables import SLICE_ROWS, collected, select, slices, take
 from batchmill.storage.name_search import repeated, rows_of
 
 _INPUT, _STEP, _PARAMS, _ROW, _OTHER = "input", "step", "params", "row", "executed again"
-_COLUMNS = ("input", "content", "etag", "step", "carried", "rows", "outputs", LIBRARIES)
+_COLUMNS = ("input", "content", "etag", "step", "carried", "rows", "outputs")
 # The other columns of an input's rows, as JSON text.
 _GIVEN = pa.schema([("input", pa.string()), ("given", pa.string())])
 
@@ -192,11 +192,10 @@ def _results(ledger: Ledger, version: Snapshot) -> pa.Table:
     """Return the results in the table of a version, a row for each input."""
     table = pq.ParquetFile(pa.BufferReader(ledger.read_table(version)))
     state = ledger.read_state(version)
-    found = state.records(_COLUMNS)
     texts = pa.array([*state.libraries], pa.string())
-    sets = pa.DictionaryArray.from_arrays(found[LIBRARIES].combine_chunks(), texts)
-    place = found.schema.get_field_index(LIBRARIES)
-    found = found.set_column(place, LIBRARIES, sets)  # The numbers of two states differ.
+    numbers = made_with(state.table).combine_chunks()
+    sets = pa.DictionaryArray.from_arrays(numbers, texts)  # The numbers of two states differ.
+    found = state.records(_COLUMNS).append_column(LIBRARIES, sets)
     given = collected(_given(version, table), _GIVEN)
     rows = rows_of(found["input"], given["input"])
     found, given = select(found, rows.is_valid()), take(given, rows.drop_null())

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.ledger.state import LIBRARIES, State, has_result
+from batchmill.ledger.state import State, has_result, made_with
 from batchmill.sizes import counted
 from batchmill.step.libraries import present_versions
 from batchmill.storage.large_tables import count_values, select
@@ -102,7 +102,7 @@ def versions_in(state: State) -> dict[str, dict[str, int]]:
 def _count_sets(state: State) -> dict[int, int]:
     """Return the number of results in the tables by the number of their set of libraries."""
     table = state.listed().table
-    return dict(count_values(select(table, has_result(table))[LIBRARIES]))
+    return dict(count_values(made_with(select(table, has_result(table)))))
 
 
 def _by_version(
