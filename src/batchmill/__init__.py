@@ -12,6 +12,7 @@
 - `open_dataset`: open a dataset as a torch Dataset, for training.
 - `export`: write a dataset as the shards of WebDataset or Hugging Face.
 - `verify_export`: compare an export with its index.
+- `graph`: return the datasets that a dataset is made of.
 - `metadata`: return the table of a dataset, or of an earlier version.
 - `versions`, `keep`, `diff`: list, name and compare the versions of a dataset.
 - `load_manifest`: read and check a manifest.
@@ -26,7 +27,16 @@ from typing import TYPE_CHECKING, Any
 from batchmill import version
 
 if TYPE_CHECKING:
-    from batchmill.api.datasets import diff, failures, keep, metadata, retry, verify, versions
+    from batchmill.api.datasets import (
+        diff,
+        failures,
+        graph,
+        keep,
+        metadata,
+        retry,
+        verify,
+        versions,
+    )
     from batchmill.api.exports import export, verify_export
     from batchmill.api.jobs import RunResult, infer, plan, run, status, update
     from batchmill.api.try_one import TryResult, try_one
@@ -76,6 +86,7 @@ __all__ = [
     "diff",
     "export",
     "failures",
+    "graph",
     "infer",
     "keep",
     "load_manifest",

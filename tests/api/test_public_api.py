@@ -30,6 +30,7 @@ def test_the_public_names():
         "diff",
         "export",
         "failures",
+        "graph",
         "infer",
         "keep",
         "metadata",

@@ -7,7 +7,15 @@ import pandas as pd
 import pytest
 from comparison import committed, contents
 from deployment import deploy, worker_of
-from live import prefect_server_in, wait_for
+from live import ROOT, prefect_server_in, wait_for
+
+from batchmill.ledger.parts import VERSION
+
+COPY = (
+    "def step(source, out):\n"
+    "    (out / 'a.txt').write_text(source.read_text())\n"
+    "    return {'output': 'a.txt'}\n"
+)
 
 
 @pytest.fixture
@@ -47,7 +55,8 @@ def test_a_deployment_runs_the_flow_of_the_command(deployed, shell, api, job, wo
     assert len(pd.read_parquet(work / "out" / "metadata.parquet")) == 31
     code, status = shell.json("status", "out")
     assert (code, status["outcomes"]) == (0, {"ok": 4})
-    assert json.loads((work / "out" / ".batchmill" / "format.json").read_text()) == {"ledger": 4}
+    made = json.loads((work / "out" / ".batchmill" / "format.json").read_text())
+    assert made == {"ledger": VERSION}
 
 
 @pytest.mark.long
@@ -92,6 +101,35 @@ def test_deployments_run_on_ray_verify_and_repair(deployed, job, work):
     assert "1 missing. Run the job again to rebuild" in state["message"]
     state = deployed("preprocess/run-step", **job)
     assert state["message"] == "4 inputs: 4 ok"
+
+
+@pytest.mark.long
+def test_a_dataset_is_updated_when_the_one_before_it_has_changed(shell, api, words, work):
+    """Two datasets and the deployment `on-publish`, as in docs/how-to/chains.md."""
+    clips, features = str(work / "clips"), str(work / "features")
+    (work / "copying.py").write_text(COPY)
+    shell.environment["PYTHONPATH"] = str(work)
+    for manifest, output in ((str(words / "manifest.csv"), clips), (clips, features)):
+        job = (manifest, "--step", "copying:step", "--output", output)
+        assert shell.batchmill("run", *job).returncode == 0
+    text = (ROOT / "prefect.yaml").read_text()
+    text = text.replace("/data/clips", clips).replace("/data/features", features)
+    deployments = deploy(shell, api, work, text)
+    (words / "new.txt").write_text("new")
+    with (words / "manifest.csv").open("a") as manifest:
+        manifest.write("new.txt\n")
+    with worker_of(shell):
+        state = deployments("update-dataset/on-publish", dataset=clips)
+        assert (state["type"], state["message"]) == ("COMPLETED", f"{clips}: 5 inputs: 5 ok")
+
+        def updated():
+            runs = deployments.runs("update-dataset/on-publish")
+            return [run for run in runs if run["parameters"]["dataset"] == features]
+
+        (run,) = wait_for(updated, "the run that the event starts", 120)
+        state = wait_for(lambda: deployments.ended(run["id"]), "its end", 120)
+    assert state["type"] == "COMPLETED", state
+    assert len(pd.read_parquet(work / "features" / "metadata.parquet")) == 5
 
 
 @pytest.mark.long

@@ -11,8 +11,8 @@ from batchmill import OptionError, RunError
 from batchmill.cli.main import main
 from batchmill.jobs import run_job as jobs
 from batchmill.jobs.idle_run import JobEnd
-from batchmill.jobs.recorded_job import recorded_job, upstream_first
 from batchmill.options.failure_policy import FailurePolicy
+from batchmill.planning.recorded_job import recorded_job, upstream_first
 
 COPY = (
     "def copy(source, out, *, times=1):\n"
@@ -131,3 +131,31 @@ def test_a_deep_update_begins_upstream_and_stops_at_a_failure(work, flows, capsy
     assert end.value.code == 1
     assert f"{work}/two: not updated, because {work}/one failed." in capsys.readouterr().err
     assert len(batchmill.versions("two")) == 2
+
+
+def test_the_graph_shows_what_each_dataset_is_made_of(work, capsys):
+    run_job("in", "copying:copy", "one")
+    run_job("one", "copying:copy", "two")
+    run_job(f"{work}/two@1", "copying:copy", "three")
+    (work / "in" / "a.txt").write_text("bad")
+    run_job("in", "copying:copy", "one")
+    with pytest.raises(SystemExit):
+        main(["graph", "three"])
+    shown = [line.split(" old, ")[-1] for line in capsys.readouterr().out.splitlines()]
+    assert shown == [
+        f"{work}/in",
+        "3 rows, 1 failed input, copying:copy",
+        f"3 rows, copying:copy; out of date: made of version 1, and {work}/one has 2",
+        "3 rows, copying:copy",
+    ]
+    links = batchmill.graph("three")
+    assert [(link.version, bool(link.out_of_date)) for link in links] == [
+        (2, False),
+        (1, True),
+        (1, False),
+    ]
+    with pytest.raises(SystemExit):
+        main(["graph", "three", "--mermaid"])
+    diagram = capsys.readouterr().out
+    assert diagram.startswith("graph TD\n")
+    assert diagram.count(" --> ") == 3

@@ -63,10 +63,10 @@ class Deployed:
         return self.api("/flow_runs/filter", of_deployment | {"sort": "START_TIME_ASC"})
 
 
-def deploy(shell, api, work):
-    """Register the deployments with the commands of docs/how-to/running.md."""
+def deploy(shell, api, work, text=""):
+    """Register deployments with the commands of docs/how-to/running.md. Default: prefect.yaml."""
     create, deploy, _ = documented_commands()
-    (work / "prefect.yaml").write_text((ROOT / "prefect.yaml").read_text())
+    (work / "prefect.yaml").write_text(text or (ROOT / "prefect.yaml").read_text())
     for command in (create, deploy):
         done = shell.run("bash", "-c", command)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from batchmill.jobs.recorded_job import recorded_job
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import JobSettings
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
+from batchmill.planning.recorded_job import jobs_to_update
 from batchmill.runs.execute import RunObserver, execute
 from batchmill.runs.runner import InThisProcess
 from batchmill.runs.verify_change import verify_change
@@ -74,9 +74,9 @@ def run_job(
     return execute_job(job, cores=cores, seen=seen, before=before)
 
 
-def update(dataset, **options):
+def update(dataset, *, deep=False, **options):
     """Run the recorded job of a dataset again, and return its summary."""
-    with recorded_job(dataset) as request:
+    for request in jobs_to_update(str(dataset), deep=deep):
         job = make_job(
             manifest=request.manifest,
             step=request.step,
@@ -84,7 +84,8 @@ def update(dataset, **options):
             params=request.params,
             options=request.options,
         )
-        return execute_job(job, **options)
+        summary = execute_job(job, **options)
+    return summary
 
 
 def execute_job(job, *, cores=2, seen=None, before=None):

@@ -10,6 +10,7 @@ import pandas as pd
 from batchmill.api.keywords import python_call
 from batchmill.errors import OptionError
 from batchmill.jobs.failed_inputs import failure_table, release_inputs
+from batchmill.jobs.lineage import Link, lineage
 from batchmill.layout import INPUT_COLUMN
 from batchmill.ledger.open import open_ledger
 from batchmill.ledger.proofs import Proof
@@ -226,6 +227,20 @@ def diff(dataset: str | os.PathLike[str], before: int | str, after: int | str) -
         OptionError: There is no such dataset or version.
     """
     return compare_versions(open_ledger(os.fspath(dataset)), before, after)
+
+
+@python_call
+def graph(dataset: str | os.PathLike[str]) -> list[Link]:
+    """Return the datasets that a dataset is made of, the first one first, and the dataset itself.
+
+    Each has its version, age and counts, and `out_of_date`: whether it was made of an earlier
+    version of the one before. Only the datasets are read, not the files and the code.
+
+    Raises:
+        OptionError: There is no such dataset.
+        StoreError: A dataset cannot be read.
+    """
+    return lineage(os.fspath(dataset))
 
 
 @python_call

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack
 
 import pandas as pd
@@ -10,10 +10,9 @@ import pandas as pd
 from batchmill.api import datasets
 from batchmill.api.keywords import InferKeywords, JobKeywords, python_call, with_options
 from batchmill.api.live_line import LiveLine
-from batchmill.errors import BatchmillError
+from batchmill.errors import BatchmillError, RunError
 from batchmill.inference.model_step import predict_params
 from batchmill.jobs.plan_job import PlanResult, plan_job
-from batchmill.jobs.recorded_job import recorded_job, upstream_first
 from batchmill.jobs.request import JobRequest
 from batchmill.jobs.run_job import run_job
 from batchmill.ledger.open import last_run, open_ledger
@@ -24,6 +23,7 @@ from batchmill.orchestration.interrupts import is_interactive
 from batchmill.orchestration.server.embedded_server import keep_servers
 from batchmill.planning.change_check import ChangeCheck
 from batchmill.planning.forecast import Forecast
+from batchmill.planning.recorded_job import jobs_to_update, why_not_updated
 from batchmill.publishing.report.page import run_card
 from batchmill.publishing.summary import Summary, summarise
 from batchmill.security.credentials import Access, access_to
@@ -292,11 +292,13 @@ def update(
     """
     place = absolute(os.fspath(dataset))
     changes = {"manifest": manifest, "step": step, "root": os.fspath(root)}
-    for upstream in upstream_first(place)[:-1] if deep else ():
-        with recorded_job(upstream) as job:
-            _run(replace(job, cluster=cluster, verbose=verbose))
-    with recorded_job(place, **changes) as job:
-        return _run(replace(job, cluster=cluster, verbose=verbose))
+    for job in jobs_to_update(place, deep=deep, **changes):
+        try:
+            result = _run(JobRequest(**vars(job), cluster=cluster, verbose=verbose))
+        except RunError as error:
+            text = f"{error}\n{why_not_updated(place, job.output)}".rstrip()
+            raise RunError(text) from error
+    return result
 
 
 @python_call

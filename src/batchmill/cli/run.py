@@ -4,7 +4,6 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
@@ -173,22 +172,21 @@ def update(
         # Imported here because the import takes half a second.
         from batchmill.cli.plan import print_plan
         from batchmill.cli.run_console import run_and_show
-        from batchmill.jobs.recorded_job import recorded_job, upstream_first
+        from batchmill.jobs.request import JobRequest
+        from batchmill.planning.recorded_job import jobs_to_update, why_not_updated
 
-        for one in upstream_first(place) if deep else [place]:
-            is_last = one == place
-            with recorded_job(one, **changes if is_last else {}) as job:
-                if deep:
-                    console(stderr=True, quiet=json).print(f"{one}:")
-                if plan:
-                    print_plan(job, json=json)
-                    continue
-                job = replace(job, cluster=cluster.cluster())
-                try:
-                    run_and_show(job, json=json, verbose=verbose)
-                except RunError as error:
-                    rest = "" if is_last else f"\n{place}: not updated, because {one} failed."
-                    raise RunError(f"{error}{rest}") from error
+        for job in jobs_to_update(place, deep=deep, **changes):
+            if deep:
+                console(stderr=True, quiet=json).print(f"{job.output}:")
+            request = JobRequest(**vars(job), cluster=None if plan else cluster.cluster())
+            if plan:
+                print_plan(request, json=json)
+                continue
+            try:
+                run_and_show(request, json=json, verbose=verbose)
+            except RunError as error:
+                text = f"{error}\n{why_not_updated(place, job.output)}".rstrip()
+                raise RunError(text) from error
 
 
 @contextmanager

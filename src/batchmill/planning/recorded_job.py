@@ -1,24 +1,42 @@
 """The job of a dataset, as its last run has recorded it."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from batchmill.errors import OptionError
-from batchmill.jobs.request import JobRequest
 from batchmill.ledger.open import last_run, open_ledger
 from batchmill.options.groups import JobSettings
 from batchmill.planning.run_spec import RunSpec, read_spec
 from batchmill.urls import absolute
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordedJob:
+    """The job of the last run over a dataset, without the options of that run alone.
+
+    Attributes:
+        manifest: Its path or URL, or the given manifest.
+        step: Its reference, or the given step.
+        output: The path or URL of the dataset.
+        params: The keyword arguments of the step.
+        options: The options.
+    """
+
+    manifest: Any
+    step: Any
+    output: str
+    params: Mapping[str, Any]
+    options: JobSettings
+
+
 @contextmanager
 def recorded_job(
     dataset: str, *, manifest: Any = None, step: Any = None, root: str = ""
-) -> Iterator[JobRequest]:
-    """Yield the request of the last run over a dataset, without the options of that run alone.
+) -> Iterator[RecordedJob]:
+    """Yield the job of the last run over a dataset.
 
     The working folder is that of the last run if it still exists, because the step may be in it.
 
@@ -43,13 +61,35 @@ def recorded_job(
         options = replace(options, inputs=inputs)
     place = absolute(dataset)  # Before the working folder changes.
     with chdir(spec.search) if os.path.isdir(spec.search) else nullcontext():
-        yield JobRequest(
+        yield RecordedJob(
             manifest=spec.manifest if manifest is None else manifest,
             step=spec.step if step is None else step,
             output=place,
             params=spec.params,
             options=options,
         )
+
+
+def jobs_to_update(dataset: str, *, deep: bool = False, **changes: Any) -> Iterator[RecordedJob]:
+    """Yield the recorded jobs that bring a dataset up to date, in their order.
+
+    Args:
+        dataset: The dataset's path or URL.
+        deep: First the datasets that its inputs are from.
+        **changes: As for `recorded_job`. They are for the job of the dataset itself.
+
+    Raises the errors of `recorded_job`.
+    """
+    place = absolute(dataset)
+    for one in upstream_first(place) if deep else [place]:
+        with recorded_job(one, **(changes if one == place else {})) as job:
+            yield job
+
+
+def why_not_updated(dataset: str, failed: str) -> str:
+    """Return why an update ended before its dataset. Empty if that dataset itself has failed."""
+    place = absolute(dataset)
+    return "" if failed == place else f"{place}: not updated, because {failed} failed."
 
 
 def upstream_first(dataset: str) -> list[str]:
