@@ -12,6 +12,7 @@
 - `open_dataset`: open a dataset as a torch Dataset, for training.
 - `export`: write a dataset as the shards of WebDataset or Hugging Face.
 - `verify_export`: compare an export with its index.
+- `review`: show on a sample what a change of the step does.
 - `graph`: return the datasets that a dataset is made of.
 - `metadata`: return the table of a dataset, or of an earlier version.
 - `versions`, `keep`, `diff`: list, name and compare the versions of a dataset.
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
         versions,
     )
     from batchmill.api.exports import export, verify_export
-    from batchmill.api.jobs import RunResult, infer, plan, run, status, update
+    from batchmill.api.jobs import RunResult, infer, plan, review, run, status, update
     from batchmill.api.try_one import TryResult, try_one
     from batchmill.errors import (
         BatchmillError,
@@ -95,6 +96,7 @@ __all__ = [
     "pad_collate",
     "plan",
     "retry",
+    "review",
     "run",
     "status",
     "try_one",
@@ -109,7 +111,7 @@ __all__ = [
 _OTHERS = "batchmill.api.datasets"
 _HOMES = {
     "batchmill.api.exports": ("export", "verify_export"),
-    "batchmill.api.jobs": ("RunResult", "infer", "plan", "run", "status", "update"),
+    "batchmill.api.jobs": ("RunResult", "infer", "plan", "review", "run", "status", "update"),
     "batchmill.api.try_one": ("TryResult", "try_one"),
     "batchmill.errors": tuple(name for name in __all__ if name.endswith(("Error", "RetryAfter"))),
     "batchmill.execution.rows": ("File",),

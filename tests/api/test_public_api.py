@@ -36,6 +36,7 @@ def test_the_public_names():
         "metadata",
         "plan",
         "retry",
+        "review",
         "run",
         "status",
         "try_one",

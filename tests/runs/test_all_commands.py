@@ -458,6 +458,34 @@ class Sequence:
         assert proof["different"] == len(different)
         assert proof["table_fault"] == ""
 
+    def review(self):
+        """Execute all unchanged inputs with a param, and compare. The dataset does not change."""
+        model, file = self.model, self.folder / "review.json"
+        factor = self.recorded[1] + self.chance.randint(0, 1)
+        now = {name: Key(model.files.get(name), factor, *self.step()[1:]) for name in NAMES}
+        outcomes = {name: model.outcome_of(now[name].content) for name in NAMES}
+        known = {n: model.records[n] for n in model.last_manifest if n in model.records}
+        kept = {n: one for n, one in known.items() if one.outcome == "ok"}
+        kept = {n: one for n, one in kept.items() if one.key.content == model.files.get(n)}
+        failed = {n for n, one in known.items() if one.outcome != "ok"}
+        self.inputs.clear_log()
+
+        def write():
+            self.enter()
+            found = batchmill.review(self.dataset, params={"factor": factor}, sample=100)
+            file.write_text(json.dumps(asdict(found)))
+
+        if kept or failed:
+            assert in_child(write) == 0
+            found = json.loads(file.read_text())
+            assert found["sample"] == found["inputs"] == len(kept) + len(failed)
+            different = [
+                n for n, one in kept.items() if model.rows(one.result) != model.rows(now[n])
+            ]
+            assert found["different"] == len(different)
+            assert found["appeared"] == {}
+            assert {*found["vanished"]} == {f"in/{n}" for n in failed if outcomes[n] == "ok"}
+
     # Checks
 
     def compare(self):
@@ -571,6 +599,7 @@ COMMANDS = {
     Sequence.export: 0.5,
     Sequence.reproduce: 0.2,
     Sequence.prove: 1,
+    Sequence.review: 1,
 }
 
 

@@ -32,6 +32,7 @@ from batchmill.urls import absolute
 
 if TYPE_CHECKING:
     from batchmill.blocks import DatasetStore, RayCluster
+    from batchmill.runs.review import Review
 
 # A function, class or object, or a reference.
 Step = Any
@@ -299,6 +300,39 @@ def update(
             text = f"{error}\n{why_not_updated(place, job.output)}".rstrip()
             raise RunError(text) from error
     return result
+
+
+@python_call
+def review(
+    dataset: Place,
+    *,
+    params: Mapping[str, Any] | None = None,
+    step: Step = None,
+    sample: int = 300,
+    seed: int | None = None,
+) -> "Review":
+    """Execute a random sample of a dataset with a changed step, and compare it with the results.
+
+    The new results are discarded. `print(review(...).markdown())` shows the review.
+
+    Args:
+        dataset: The dataset's folder or URL. Its recorded job is executed.
+        params: Parameters of the step with other values.
+        step: Another step. Default: the recorded one, as its code is now.
+        sample: The number of inputs to execute.
+        seed: The seed of the sample. Default: a new one.
+
+    Returns:
+        The numbers of results that differ, the differences, new and vanished failures, and costs.
+
+    Raises:
+        OptionError: There is no outcome to compare with, or the step cannot run on a sample.
+        BatchmillError: As for `run`.
+    """
+    from batchmill.runs.review import review as execute_review  # Imports torch.
+
+    place = absolute(os.fspath(dataset))
+    return execute_review(place, params=params or {}, step=step, count=sample, seed=seed)
 
 
 @python_call

@@ -42,6 +42,7 @@ _OVERVIEW = (
     ("versions", "versions:versions", "List the versions of a dataset."),
     ("keep", "versions:keep", "Give a version a name, so that it stays."),
     ("diff", "versions:diff", "Compare two versions of a dataset."),
+    ("review", "review:review", "Show on a sample what a change of the step does."),
     ("graph", "graph:graph", "Show the datasets that a dataset is made of."),
     ("export", "export:export", "Write a dataset as shards for training."),
     ("watch", "watch:watch", "Announce new files in a folder or bucket to Prefect."),

@@ -79,13 +79,41 @@ def discarded_job(prepared: Prepared, rows: pa.Array | pa.ChunkedArray, folder: 
     )
 
 
+def make_again(
+    prepared: Prepared,
+    rows: pa.Array | pa.ChunkedArray,
+    columns: Sequence[str],
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> pa.Table:
+    """Execute some inputs of a job in a child process, without Prefect and Ray.
+
+    Args:
+        prepared: The job.
+        rows: The rows of the inputs in its manifest.
+        columns: The columns to return.
+        is_cancelled: Returns True if the execution must end early.
+
+    Returns:
+        Columns of the new records. Their outputs are gone.
+
+    Raises:
+        BatchmillError: Any error of `prepare` and of the shards.
+    """
+    with scratch_folder() as folder:
+        job = discarded_job(prepared, rows, folder)
+        with open_run(job) as run:
+            _, shards = run.divide(Cores(total=own_cores(), node=own_cores()))
+            _run_in_child(run, shards, is_cancelled)  # The tables are not written.
+        return job.ledger.records(columns)
+
+
 def compare_again(
     prepared: Prepared,
     rows: pa.Array | pa.ChunkedArray,
     records: pa.Table,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> dict[str, list[ResultDifference]]:
-    """Execute some inputs of a job in a child process, without Prefect and Ray, and compare.
+    """Execute some inputs of a job again, and compare.
 
     Args:
         prepared: The job.
@@ -96,15 +124,10 @@ def compare_again(
     Returns:
         The differences of the new results from the records, by the input's name.
 
-    Raises:
-        BatchmillError: Any error of `prepare` and of the shards.
+    Raises the errors of `make_again`.
     """
-    with scratch_folder() as folder:
-        job = discarded_job(prepared, rows, folder)
-        with open_run(job) as run:
-            _, shards = run.divide(Cores(total=own_cores(), node=own_cores()))
-            _run_in_child(run, shards, is_cancelled)  # The tables are not written.
-        after = {one["input"]: one for one in job.ledger.records(RESULT_COLUMNS).to_pylist()}
+    made = make_again(prepared, rows, RESULT_COLUMNS, is_cancelled)
+    after = {one["input"]: one for one in made.to_pylist()}
     names = prepared.manifest.inputs["input"].take(rows)
     before = records.filter(pc.is_in(records["input"], value_set=names)).to_pylist()
     return {one["input"]: list(differences(one, after.get(one["input"]))) for one in before}

@@ -142,7 +142,9 @@ def _prove(
         for name, difference in _unlike_table(recorded, records):
             found.setdefault(name, []).append(difference)
     different = sorted(name for name in found if found[name])
-    counts = Counter(what for name in different for what in {one.what for one in found[name]})
+    counts = Counter(
+        what for name in different for what in dict.fromkeys(one.what for one in found[name])
+    )
     return Proof(
         dataset=dataset,
         version=version.number,

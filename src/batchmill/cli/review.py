@@ -1,0 +1,78 @@
+"""`batchmill review`: show what a change of the step does to a dataset."""
+
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from batchmill.cli.console import console, print_json
+from batchmill.cli.options import Dataset, Json, Params, ParamsFile, Step
+from batchmill.errors import OptionError
+from batchmill.sizes import counted
+from batchmill.step.params import parse_params
+from batchmill.urls import absolute
+
+# The exit code if a result or a failure of the sample has changed.
+DIFFERENT = 3
+
+
+def review(
+    dataset: Dataset,
+    /,
+    *,
+    param: Params = (),
+    params: ParamsFile = None,
+    step: Step = "",
+    sample: Annotated[int, Parameter(alias="-n")] = 300,
+    seed: int | None = None,
+    python: str = "",
+    markdown: Path | None = None,
+    json: Json = False,
+) -> int:
+    """Execute a random sample of a dataset with a changed step, and show what the change does.
+
+    Compares the recorded results with those of other params, of the present code and of the present
+    libraries. The new results are discarded. The exit code is 0 if all are equal, else 3. Examples:
+
+    ```
+    batchmill review clips --param top_db=30
+    batchmill review clips --python ../other/bin/python --markdown review.md
+    ```
+
+    Args:
+        sample: Number of inputs to execute.
+        seed: Choose the same sample again.
+        python: Execute it with another Python, whose environment has batchmill and other libraries.
+        markdown: Also write the review to this file, for a comment of a pull request.
+    """
+    if sample < 1:
+        raise OptionError(f"--sample {sample}: expected 1 or more.")
+    if python:
+        own = iter(sys.argv[1:])
+        command = [one for one in own if not (one == "--python" and next(own))]
+        command = [one for one in command if not one.startswith("--python=")]
+        try:
+            return subprocess.run([python, "-m", "batchmill", *command], check=False).returncode
+        except OSError as error:
+            raise OptionError(f"--python {python}: {error.strerror}. Name its program.") from error
+    from batchmill.runs import review as reviews  # Imports torch.
+
+    messages = console(stderr=True, quiet=json)
+    found = reviews.review(
+        absolute(str(dataset)),
+        params=parse_params(param, params),
+        step=step or None,
+        count=sample,
+        seed=seed,
+        on_sample=lambda count: messages.print(f"Executing {counted(count, 'input')} ..."),
+    )
+    if markdown:
+        markdown.write_text(found.markdown(), encoding="utf-8")
+    if json:
+        print_json(asdict(found))
+    else:
+        console().print(*found.lines(), sep="\n")
+    return 0 if found.is_equal else DIFFERENT

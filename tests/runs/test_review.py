@@ -1,0 +1,170 @@
+"""A review shows on a sample what a change of the step does. Nothing in the dataset changes."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from comparison import contents
+from jobs import run_job
+from libraries import Site
+
+import batchmill
+from batchmill import OptionError
+from batchmill.cli.main import main
+
+STEP = """
+import planted
+LIMIT = 30
+
+def helper(text):
+    return text.upper()
+
+def step(source, out, *, times=1, least=0, unused=0):
+    "Repeat a text."
+    text = helper(source.read_text())
+    if len(text) < least or "BAD" in text:
+        raise ValueError(f"{text} is bad")
+    (out / "a.txt").write_text(text * times + planted.END)
+    return {"output": "a.txt", "letters": min(len(text) * times, LIMIT), "mean": 0.5}
+"""
+# By name: a change of the step's text, or params, or the text of the library; and the columns and
+# files that differ.
+EFFECTS = {
+    "times 2": ({"times": 2}, {"a.txt", "letters"}),
+    "times 3": ({"times": 3}, {"a.txt", "letters"}),
+    "least 2": ({"least": 2}, "failures"),
+    "a limit": (("LIMIT = 30", "LIMIT = 3"), {"letters"}),
+    "a helper": (("text.upper()", "text.lower()"), {"a.txt"}),
+    "a fix": (('or "BAD" in text', ""), "vanished"),
+    "another error": (("len(text) < least", "len(text) > 3"), "failures"),
+    "a column": (('"mean": 0.5', '"median": 0.5'), {"mean", "median"}),
+    "a value": (("0.5", "0.6"), {"mean"}),
+    "a type": (("0.5", '"0.5"'), {"mean"}),
+    "a name": (('"a.txt"', '"b.txt"'), {"a.txt", "b.txt", "output"}),
+    "an end": (("planted.END", "planted.END + '.'"), {"a.txt"}),
+    "more rows": (("return {", "yield {'letters': 0}\n    yield {"), "rows"),
+    "one value in one input": (('"mean": 0.5', '"mean": 0.5 + (text == "C")'), {"mean"}),
+    "no file": (("a.txt", "c.txt"), {"a.txt", "c.txt", "output"}),
+    "a later limit": (("LIMIT)", "4)"), {"letters"}),
+    "reversed": (("text * times", "text[::-1] * times"), {"a.txt"}),
+    "a library": ("END = '!'", {"a.txt"}),
+    "a library and params": ("END = '?'", {"a.txt"}),
+}
+NO_EFFECTS = {
+    "nothing": {},
+    "an unused param": {"unused": 1},
+    "the same value": {"times": 1},
+    "a docstring": ("Repeat a text.", "Repeat it."),
+    "a comment": ("LIMIT = 30", "LIMIT = 30  # letters"),
+    "a local name": ("text = helper", "word = text = helper"),
+    "a limit that nothing reaches": ("LIMIT = 30", "LIMIT = 31"),
+    "an unused function": ("def helper", "def other(): pass\n\ndef helper"),
+    "a better helper": ("text.upper()", "''.join(letter.upper() for letter in text)"),
+    "a library without effect": "END = ''",
+}
+TEXTS = ["a", "bb", "c", "dddd", "bad", "ee", "ffffff", "gg", "h", "iii", "jj", "bad luck"]
+
+
+@pytest.fixture
+def planted(tmp_path, monkeypatch):
+    """A folder with a dataset of a step that imports a library."""
+    monkeypatch.chdir(tmp_path)
+    site = Site(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(site.folder))
+    site.install("planted", "1.0", {"planted.py": "END = ''"})
+    Path("reviewed.py").write_text(STEP)
+    Path("in").mkdir()
+    for number, text in enumerate(TEXTS):
+        Path(f"in/{number:02}.txt").write_text(text)
+    run_job("in", "reviewed:step", "out")
+    return site
+
+
+def reviewed(site, change, **options):
+    """Make a change, and review it."""
+    params = change if isinstance(change, dict) else {}
+    if isinstance(change, tuple):
+        assert change[0] in STEP
+        Path("reviewed.py").write_text(STEP.replace(*change))
+    elif isinstance(change, str):
+        site.install("planted", "2.0", {"planted.py": change})
+    for name in ("reviewed", "planted"):
+        sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    return batchmill.review("out", params=params, **options)
+
+
+def test_each_verdict_is_right(planted, sample):
+    before = contents("out")
+    for name in sample(list(EFFECTS), 5):
+        change, expected = EFFECTS[name]
+        found = reviewed(planted, change)
+        assert not found.is_equal, name
+        assert found.sample == found.inputs == len(TEXTS)
+        if expected == "failures":
+            assert found.appeared, name
+        elif expected == "vanished":
+            assert [*found.vanished] == ["04.txt", "11.txt"], name
+        elif expected != "rows":
+            assert {*found.counts} == expected, name
+        restore(planted)
+    for name in sample(list(NO_EFFECTS), 3):
+        found = reviewed(planted, NO_EFFECTS[name])
+        assert found.is_equal, (name, found.lines())
+        restore(planted)
+    assert contents("out") == before
+
+
+def restore(site):
+    Path("reviewed.py").write_text(STEP)
+    site.install("planted", "1.0", {"planted.py": "END = ''"})
+
+
+def test_the_command_says_what_differs(planted, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["review", "out", "--param", "times=2", "--seed", "5", "--markdown", "r.md"])
+    assert end.value.code == 3
+    shown = capsys.readouterr().out
+    assert "Review of " in shown
+    assert "12 of 12 inputs executed (seed 5)\n  the parameter times changed from 1 to 2\n" in shown
+    assert "10 of 10 results differ.\n  letters: differs in 10\n  a.txt: differs in 10\n" in shown
+    assert "  letters: 2.4 (1 to 6) -> 4.8 (2 to 12)\n" in shown
+    text = Path("r.md").read_text()
+    assert text.startswith("### Review of ")
+    assert "\n**10 of 10 results differ.**\n\n- `letters: differs in 10`\n" in text
+    with pytest.raises(SystemExit) as end:
+        main(["review", "out", "--json"])
+    assert not end.value.code
+    assert json.loads(capsys.readouterr().out)["different"] == 0
+
+
+def test_a_sample_has_a_bound_for_all(planted):
+    found = reviewed(planted, {"times": 2}, sample=4, seed=1)
+    assert (found.sample, found.inputs) == (4, 12)
+    assert " % of all at 95 % confidence." in found.lines()[2]
+    found = reviewed(planted, {}, sample=4, seed=1)
+    assert "so under " in found.lines()[1]
+
+
+def test_changed_inputs_are_left_out(planted):
+    Path("in/00.txt").write_text("other")
+    Path("in/new.txt").write_text("new")
+    assert reviewed(planted, {}).inputs == len(TEXTS) - 1
+
+
+def test_a_library_that_differs_is_named(planted):
+    found = reviewed(planted, "END = '!'")
+    assert found.changes == ["libraries: planted 1.0 -> 2.0 (10 results of the old one)"]
+
+
+def test_bad_input_writes_nothing(planted, capsys):
+    with pytest.raises(OptionError, match="no such folder"):
+        batchmill.review("nothing")
+    for options in (["--sample", "0"], ["--python", "no/such/python"]):
+        with pytest.raises(SystemExit) as end:
+            main(["review", "out", *options, "--markdown", "r.md"])
+        assert end.value.code == 2
+        assert not Path("r.md").exists()
