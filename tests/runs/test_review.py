@@ -130,11 +130,11 @@ def test_the_command_says_what_differs(planted, capsys):
     shown = capsys.readouterr().out
     assert "Review of " in shown
     assert "12 of 12 inputs executed (seed 5)\n  the parameter times changed from 1 to 2\n" in shown
-    assert "10 of 10 results differ.\n  letters: differs in 10\n  a.txt: differs in 10\n" in shown
+    assert "10 of 10 results differ.\n  a.txt: differs in 10\n  letters: differs in 10\n" in shown
     assert "  letters: 2.4 (1 to 6) -> 4.8 (2 to 12)\n" in shown
     text = Path("r.md").read_text()
     assert text.startswith("### Review of ")
-    assert "\n**10 of 10 results differ.**\n\n- `letters: differs in 10`\n" in text
+    assert "\n**10 of 10 results differ.**\n\n- `a.txt: differs in 10`\n" in text
     with pytest.raises(SystemExit) as end:
         main(["review", "out", "--json"])
     assert not end.value.code
