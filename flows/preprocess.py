@@ -102,7 +102,8 @@ def preprocess(
     with access_to(access), cancellation.listening(), finding_step(step):
         try:
             prepared = verify_change(load_manifest(job), is_cancelled=cancellation.is_cancelled)
-            for line in prepared.change_check.lines() if prepared.change_check else ():
+            lines = prepared.change_check.lines() if prepared.change_check else []
+            for line in (*lines, *(one.text for one in prepared.library_changes)):
                 get_run_logger().info(line)
             runner = FlowRunner(cluster, access, cancellation, observer, prepared.step)
             ended = execute(prepared, runner, observer)

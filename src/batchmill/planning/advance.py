@@ -44,7 +44,7 @@ def advance(
     )
     state = state.changed(plan.touched, **{name: times[name] for name in TIMES})
     state = state.changed(plan.adopted, step=step)
-    if libraries:
+    if libraries and len(plan.adopted):
         state = state.with_libraries(plan.adopted, libraries)
     if outcomes is not None and len(outcomes):
         state = state.with_outcomes(outcomes)

@@ -47,8 +47,16 @@ class ColumnChange:
     """
 
     name: str
-    before: tuple[float, float, float]
-    after: tuple[float, float, float]
+    before: Sequence[float]
+    after: Sequence[float]
+
+    @property
+    def text(self) -> str:
+        """The column in one line."""
+        sides = (
+            f"{one[0]:.4g} ({one[1]:.4g} to {one[2]:.4g})" for one in (self.before, self.after)
+        )
+        return f"{self.name}: {' -> '.join(sides)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,21 +104,10 @@ class Review:
         """Yield the parts of the review: a sentence, and the lines below it."""
         executed = f"{self.sample:,} of {counted(self.inputs, 'input')} executed"
         yield f"Review of {self.dataset}: {executed} (seed {self.seed})", [*self.changes]
-        yield (
-            self._verdict(),
-            [
-                *(f"{what}: differs in {count:,}" for what, count in self.counts.items()),
-                *self.differences,
-            ],
-        )
+        counts = [f"{what}: differs in {count:,}" for what, count in self.counts.items()]
+        yield self._verdict(), [*counts, *self.differences]
         if self.columns:
-            yield (
-                "Columns, as mean (minimum to maximum):",
-                [
-                    f"{one.name}: {_range(*one.before)} -> {_range(*one.after)}"
-                    for one in self.columns
-                ],
-            )
+            yield "Columns, as mean (minimum to maximum):", [one.text for one in self.columns]
         for what, found in (("new", self.appeared), ("vanished", self.vanished)):
             if found:
                 shown = islice(found.items(), _SHOWN)
@@ -133,7 +130,7 @@ class Review:
         parts = []
         for number, (title, lines) in enumerate(self.sections()):
             heading = f"### {title}" if not number else f"**{title}**"
-            parts.append("\n".join([heading, "", *(f"- `{line}`" for line in lines)]).rstrip())
+            parts.append("\n".join([heading, "", *map(_as_code, lines)]).rstrip())
         return "\n\n".join(parts) + "\n"
 
     def _verdict(self) -> str:
@@ -196,16 +193,15 @@ def review(
 
 
 def _unchanged(prepared: Prepared) -> pa.ChunkedArray:
-    """Return the inputs that were executed, and whose files have not changed since."""
-    state = prepared.state.listed()
-    earlier = frozenset(state.table["step"].unique().to_pylist())
+    """Return the inputs that were executed, and whose files are there and have not changed."""
+    earlier = frozenset(prepared.state.table["step"].unique().to_pylist())
     # A plan as if the results of all earlier steps were equal has only other reasons.
     plan = plan_with(prepared, ChangeCheck(steps=earlier, sample=1)).plan
-    failed = state.select(pc.not_equal(state.table["outcome"], OK))
-    others = rows_of(state.names, plan.pending["input"]).is_null()
-    with_file = rows_of(state.names, prepared.manifest.inputs["input"]).is_valid()
-    is_failed = rows_of(state.names, failed.names).is_valid()
-    return state.select(pc.and_(with_file, pc.or_(others, is_failed))).names
+    is_changed = pc.is_in(plan.pending["reason"], value_set=pa.array(["new", "changed"]))
+    changed = plan.pending.filter(is_changed)["input"]
+    state = prepared.state.of(prepared.manifest.inputs["input"]).not_of(plan.unreadable)
+    is_failed = pc.not_equal(state.table["outcome"], OK)
+    return state.select(pc.or_(is_failed, rows_of(state.names, changed).is_null())).names
 
 
 def _compare(
@@ -269,16 +265,16 @@ def _numbers(records: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     return found
 
 
+def _as_code(line: str) -> str:
+    return "- `" + line.replace("`", "'") + "`"
+
+
 def _reason(record: Mapping[str, Any]) -> str:
     return f"{record['outcome']}: {one_line(record['error'], record['message'])}"
 
 
 def _bytes(record: Mapping[str, Any]) -> int:
     return sum(file["size"] for file in record["outputs"])
-
-
-def _range(mean: float, least: float, most: float) -> str:
-    return f"{mean:.4g} ({least:.4g} to {most:.4g})"
 
 
 def _interval(part: int, whole: int) -> tuple[float, float]:

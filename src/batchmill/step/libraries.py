@@ -107,7 +107,8 @@ class StepLibraries:
 def program_versions(step: Any) -> dict[str, str]:
     """Return what the programs in the attribute `tools` of a step print as their version."""
     found = {}
-    for program in getattr(step, "tools", ()):
+    named = getattr(step, "tools", ())
+    for program in [named] if isinstance(named, str) else named:
         with suppress(OSError, subprocess.TimeoutExpired):
             printed = subprocess.run(
                 [program, "--version"],
