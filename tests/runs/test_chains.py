@@ -25,7 +25,7 @@ def step(source, out):
         (out / f"{{number}}.txt").write_text(text[:-3] + letter + {mark!r})
         yield {{"output": f"{{number}}.txt", "letter": letter}}
 """
-PARTS, LENGTH = 4, 4
+PARTS, LENGTH = 2, 4
 
 
 class Chain:
