@@ -23,7 +23,6 @@ from batchmill.layout import METADATA, PARTS
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import PART_SCHEMA, write_hashed
 from batchmill.ledger.proofs import Proof
-from batchmill.ledger.state import State
 from batchmill.maintenance.verify import examine
 from batchmill.maintenance.versions import keep_version, list_versions
 from batchmill.options.failure_policy import FailurePolicy
@@ -176,7 +175,7 @@ def change_a_record():
     changed = parts[name].set_column(column, PART_SCHEMA.field(column), pa.array(rows))
     forged = write_hashed(ledger().store, f"{PARTS}/000001-forged", changed).rpartition("/")[2]
     names = [forged if one == name else one for one in state.parts]
-    written = ledger().write_state(1, State(ledger().store, state.table, names)).file
+    written = ledger().write_state(1, replace(state, parts=names)).file
     ledger().snapshots.record(replace(version, state=written))
 
 
