@@ -64,7 +64,7 @@ NO_EFFECTS = {
     "a better helper": ("text.upper()", "''.join(letter.upper() for letter in text)"),
     "a library without effect": "END = ''",
 }
-TEXTS = ["a", "bb", "c", "dddd", "bad", "ee", "ffffff", "gg", "h", "iii", "jj", "bad luck"]
+TEXTS = ["a", "bb", "c", "dddd", "bad", "ee", "ffffff", "gg", "h", "iii", "jk", "bad luck"]
 
 
 @pytest.fixture
