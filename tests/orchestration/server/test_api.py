@@ -31,7 +31,7 @@ def client(used_server):
     [
         (Running(), ("CRASHED", "killed"), "CRASHED"),
         (Crashed(message="by the worker"), ("CRASHED", "by the worker"), "CRASHED"),
-        (Cancelled(message="by you"), ("CANCELLED", "by you"), "CRASHED"),
+        (Cancelled(message="by you"), ("CANCELLED", "by you"), "CANCELLED"),
         (Completed(message="fine"), ("COMPLETED", "fine"), "RUNNING"),
         (Failed(message="2 failed"), ("FAILED", "2 failed"), "RUNNING"),
     ],

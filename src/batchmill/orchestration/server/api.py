@@ -192,6 +192,7 @@ def end_flow_run(flow_run: UUID, end: State[Any]) -> None:
     A killed process cannot report its end. Its Prefect worker may have marked the flow run as
     crashed, but not the task runs. A flow run that has ended as Completed or Failed is not changed.
     A flow run that is scheduled, for example for a retry, has no process and is not changed either.
+    The task runs get the final state of the flow run.
 
     Args:
         flow_run: The id of the flow run.
@@ -204,7 +205,9 @@ def end_flow_run(flow_run: UUID, end: State[Any]) -> None:
             return
         if state is None or not state.is_final():
             client.set_flow_run_state(flow_run, end, force=True)
-        _end_task_runs(client, flow_run, end)
+            state = end
+        # As Prefect's server does for a cancelled flow run, at some later time.
+        _end_task_runs(client, flow_run, state)
 
 
 def _end_task_runs(client: SyncPrefectClient, flow_run: UUID, end: State[Any]) -> None:
