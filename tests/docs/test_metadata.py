@@ -27,7 +27,7 @@ def test_runs_of_deployments_wait_without_slots_of_prefect():
     deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
     assert [made["name"] for made in deployments if "concurrency_limit" in made] == []
     # These flows make no runs, or make them wait.
-    others = ("verify", "watch", "export", "update")
+    others = ("verify", "watch", "export", "update", "review")
     writing = [made for made in deployments if not any(one in made["entrypoint"] for one in others)]
     assert len(writing) == 5
     assert all(made.get("parameters", {}).get("run") == {"wait": True} for made in writing)
@@ -37,7 +37,7 @@ def test_each_deployment_has_a_name_of_its_own():
     """`prefect deploy -n NAME` registers all deployments of a name."""
     deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
     names = [made["name"] for made in deployments]
-    assert len(set(names)) == len(names) == 9
+    assert len(set(names)) == len(names) == 10
 
 
 def test_the_documented_deployments_exist():

@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from libraries import Site
 import batchmill
 from batchmill import OptionError
 from batchmill.cli.main import main
+from batchmill.publishing.report.file_comparison import FileComparison
 
 STEP = """
 import planted
@@ -139,6 +141,27 @@ def test_the_command_says_what_differs(planted, capsys):
         main(["review", "out", "--json"])
     assert not end.value.code
     assert json.loads(capsys.readouterr().out)["different"] == 0
+
+
+def test_the_page_shows_the_most_changed_results(planted, capsys):
+    """One input changes much more than the others."""
+    change = ("text * times", "(text * 3 + ' <b>' if text == 'II' else text) * times + ' .'")
+    Path("in/09.txt").write_text("ii")
+    run_job("in", "reviewed:step", "out")
+    found = reviewed(planted, change)
+    first = found.most_changed[0]
+    assert first.input == "09.txt"
+    page = found.html()
+    assert '<i class="new">+IIIIII &lt;b&gt; .</i>' in page
+    assert "://" not in page
+    large = FileComparison(0.5, "", pictures=["data:image/jpeg;base64," + "A" * 2**19] * 3)
+    many = [replace(first, input=str(number), files={"a.png": large}) for number in range(12)]
+    page = replace(found, most_changed=many).html()
+    assert 2**20 < len(page) < 4 * 2**20
+    with pytest.raises(SystemExit):
+        main(["review", "out", "-o", "r.html", "--json"])
+    assert json.loads(capsys.readouterr().out)["most_changed"] == []
+    assert "10 of 10 results differ." in Path("r.html").read_text()
 
 
 def test_a_sample_has_a_bound_for_all(planted):

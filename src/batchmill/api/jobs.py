@@ -32,7 +32,7 @@ from batchmill.urls import absolute
 
 if TYPE_CHECKING:
     from batchmill.blocks import DatasetStore, RayCluster
-    from batchmill.runs.review import Review
+    from batchmill.publishing.report.review import Review
 
 # A function, class or object, or a reference.
 Step = Any

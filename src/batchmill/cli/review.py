@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +29,7 @@ def review(
     sample: Annotated[int, Parameter(alias="-n")] = 300,
     seed: int | None = None,
     python: str = "",
+    html: Annotated[Path | None, Parameter(alias="-o")] = None,
     markdown: Path | None = None,
     json: Json = False,
 ) -> int:
@@ -38,7 +39,7 @@ def review(
     libraries. The new results are discarded. The exit code is 0 if all are equal, else 3. Examples:
 
     ```
-    batchmill review clips --param top_db=30
+    batchmill review clips --param top_db=30 -o review.html
     batchmill review clips --python ../other/bin/python --markdown review.md
     ```
 
@@ -46,6 +47,7 @@ def review(
         sample: Number of inputs to execute.
         seed: Choose the same sample again.
         python: Execute it with another Python, whose environment has batchmill and other libraries.
+        html: Also write the review to this page, with the most changed results side by side.
         markdown: Also write the review to this file, for a comment of a pull request.
     """
     if sample < 1:
@@ -69,10 +71,12 @@ def review(
         seed=seed,
         on_sample=lambda count: messages.print(f"Executing {counted(count, 'input')} ..."),
     )
+    if html:
+        html.write_text(found.html(), "utf-8", "replace")
     if markdown:
-        markdown.write_text(found.markdown(), encoding="utf-8")
+        markdown.write_text(found.markdown(), "utf-8", "replace")
     if json:
-        print_json(asdict(found))
+        print_json(asdict(replace(found, most_changed=())))
     else:
         console().print(*found.lines(), sep="\n")
     return 0 if found.is_equal else DIFFERENT

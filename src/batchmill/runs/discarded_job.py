@@ -6,7 +6,7 @@ The new results are in a dataset that is discarded.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,22 +79,21 @@ def discarded_job(prepared: Prepared, rows: pa.Array | pa.ChunkedArray, folder: 
     )
 
 
-def make_again(
+@contextmanager
+def made_again(
     prepared: Prepared,
     rows: pa.Array | pa.ChunkedArray,
-    columns: Sequence[str],
     is_cancelled: Callable[[], bool] = lambda: False,
-) -> pa.Table:
+) -> Iterator[Ledger]:
     """Execute some inputs of a job in a child process, without Prefect and Ray.
 
     Args:
         prepared: The job.
         rows: The rows of the inputs in its manifest.
-        columns: The columns to return.
         is_cancelled: Returns True if the execution must end early.
 
-    Returns:
-        Columns of the new records. Their outputs are gone.
+    Yields:
+        The ledger of the new results. The results exist until the end of the block.
 
     Raises:
         BatchmillError: Any error of `prepare` and of the shards.
@@ -104,7 +103,7 @@ def make_again(
         with open_run(job) as run:
             _, shards = run.divide(Cores(total=own_cores(), node=own_cores()))
             _run_in_child(run, shards, is_cancelled)  # The tables are not written.
-        return job.ledger.records(columns)
+        yield job.ledger
 
 
 def compare_again(
@@ -124,10 +123,10 @@ def compare_again(
     Returns:
         The differences of the new results from the records, by the input's name.
 
-    Raises the errors of `make_again`.
+    Raises the errors of `made_again`.
     """
-    made = make_again(prepared, rows, RESULT_COLUMNS, is_cancelled)
-    after = {one["input"]: one for one in made.to_pylist()}
+    with made_again(prepared, rows, is_cancelled) as made:
+        after = {one["input"]: one for one in made.records(RESULT_COLUMNS).to_pylist()}
     names = prepared.manifest.inputs["input"].take(rows)
     before = records.filter(pc.is_in(records["input"], value_set=names)).to_pylist()
     return {one["input"]: list(differences(one, after.get(one["input"]))) for one in before}
@@ -149,9 +148,24 @@ def differences(
         why = f"{after['outcome']}: {one_line(after['error'], after['message'])}"
         yield ResultDifference("outcome", why)
         return
-    files = ({_name(file["path"]): file for file in one["outputs"]} for one in (before, after))
+    files = ({file_name(file["path"]): file for file in one["outputs"]} for one in (before, after))
     yield from file_differences(*files)
-    yield from row_differences(json.loads(before["rows"]), json.loads(after["rows"]))
+    yield from row_differences(rows_of_record(before), rows_of_record(after))
+
+
+def rows_of_record(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of a record, with the names of its files instead of their paths.
+
+    The path of a file contains a hash of all files of its input.
+    """
+    names = {file["path"]: file_name(file["path"]) for file in record["outputs"]}
+    return [
+        {
+            column: names.get(value, value) if isinstance(value, str) else value
+            for column, value in row.items()
+        }
+        for row in json.loads(record["rows"])
+    ]
 
 
 def row_differences(
@@ -184,19 +198,16 @@ def file_differences(
 
 
 def _value(row: Mapping[str, Any], column: str) -> str:
-    """Return a value as JSON, without the folder of an output, whose name has a hash."""
+    """Return a value as JSON."""
     if column not in row:
         return "no value"
-    value = row[column]
-    if column == "output" and isinstance(value, str):
-        value = _name(value)
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return json.dumps(row[column], sort_keys=True, ensure_ascii=False)
 
 
-def _name(path: str) -> str:
+def file_name(path: str) -> str:
     """Return the name of an output in the folder of its input.
 
-    >>> _name("files/a-ae53ac10e51459de.7cd8e667d143/sub/clip.wav")
+    >>> file_name("files/a-ae53ac10e51459de.7cd8e667d143/sub/clip.wav")
     'sub/clip.wav'
     """
     return path.split("/", 2)[-1]

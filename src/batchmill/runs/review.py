@@ -3,23 +3,26 @@
 The results are discarded. The comparison is that of `--verify-change`.
 """
 
+import heapq
 import json
 import math
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
-from operator import itemgetter
-from statistics import NormalDist, fmean
+from operator import attrgetter, itemgetter
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.errors import OptionError
-from batchmill.ledger.proofs import CONFIDENCE, most_different
+from batchmill.errors import OptionError, StoreError
+from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.state import OK
 from batchmill.options.groups import RunOptions
 from batchmill.outcome import one_line
@@ -28,121 +31,30 @@ from batchmill.planning.job import make_job
 from batchmill.planning.prepare import Prepared, plan_with, prepare
 from batchmill.planning.recorded_job import recorded_job
 from batchmill.planning.sample import random_sample
-from batchmill.runs.discarded_job import RESULT_COLUMNS, differences, make_again
-from batchmill.sizes import counted, duration, readable_size
+from batchmill.publishing.report.file_comparison import (
+    FileComparison,
+    compare_files,
+    compare_sizes,
+    compare_values,
+)
+from batchmill.publishing.report.review import ChangedInput, ColumnChange, Review
+from batchmill.runs.discarded_job import (
+    RESULT_COLUMNS,
+    differences,
+    file_name,
+    made_again,
+    rows_of_record,
+)
+from batchmill.storage import Store
 from batchmill.storage.name_search import rows_of
 
-_SHOWN, _SHOWN_COLUMNS = 10, 20
+_SHOWN_INPUTS, _SHOWN_COLUMNS, _SHOWN_FILES, _SHOWN_DIFFERENCES = 12, 20, 4, 10
+# Larger files are compared by their sizes.
+_FILE_BYTES = 16 * 2**20
+_BINS, _MOST_VALUES = 24, 8
 _COLUMNS = (*RESULT_COLUMNS, "seconds")
 
-
-@dataclass(frozen=True, kw_only=True)
-class ColumnChange:
-    """A numeric column of the rows in the sample, as the mean, minimum and maximum.
-
-    Attributes:
-        name: The column.
-        before: Those of the recorded rows.
-        after: Those of the new rows.
-    """
-
-    name: str
-    before: Sequence[float]
-    after: Sequence[float]
-
-    @property
-    def text(self) -> str:
-        """The column in one line."""
-        sides = (
-            f"{one[0]:.4g} ({one[1]:.4g} to {one[2]:.4g})" for one in (self.before, self.after)
-        )
-        return f"{self.name}: {' -> '.join(sides)}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Review:
-    """The effect of a change on a random sample of a dataset.
-
-    Attributes:
-        dataset: The path or URL of the dataset.
-        changes: The changes since the recorded results: params, code and libraries.
-        inputs: The number of inputs that the sample is taken from.
-        sample: The number of inputs that were executed.
-        seed: The seed of the sample.
-        results: The number of them with a result before and after.
-        different: The number of these whose results differ.
-        counts: The number of inputs that differ, by column and by name of a file.
-        differences: The first differences, one line each.
-        appeared: The reasons of the failures that only the change has, by input.
-        vanished: The reasons of the failures that only the recorded results have, by input.
-        columns: The numeric columns that differ.
-        seconds: The mean time of an input before and after.
-        bytes: The mean size of its outputs before and after.
-    """
-
-    dataset: str
-    changes: Sequence[str]
-    inputs: int
-    sample: int
-    seed: int
-    results: int
-    different: int
-    counts: Mapping[str, int]
-    differences: Sequence[str]
-    appeared: Mapping[str, str]
-    vanished: Mapping[str, str]
-    columns: Sequence[ColumnChange]
-    seconds: Sequence[float]
-    bytes: Sequence[float]
-
-    @property
-    def is_equal(self) -> bool:
-        """True if no result and no failure of the sample has changed."""
-        return not (self.different or self.appeared or self.vanished)
-
-    def sections(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield the parts of the review: a sentence, and the lines below it."""
-        executed = f"{self.sample:,} of {counted(self.inputs, 'input')} executed"
-        yield f"Review of {self.dataset}: {executed} (seed {self.seed})", [*self.changes]
-        counts = [f"{what}: differs in {count:,}" for what, count in self.counts.items()]
-        yield self._verdict(), [*counts, *self.differences]
-        if self.columns:
-            yield "Columns, as mean (minimum to maximum):", [one.text for one in self.columns]
-        for what, found in (("new", self.appeared), ("vanished", self.vanished)):
-            if found:
-                shown = islice(found.items(), _SHOWN)
-                title = counted(len(found), f"{what} failure")
-                yield f"{title}:", [f"{name}: {reason}" for name, reason in shown]
-        time = " -> ".join(f"{duration(one)}" for one in self.seconds)
-        space = " -> ".join(readable_size(one * self.inputs) for one in self.bytes)
-        total = " -> ".join(duration(one * self.inputs) for one in self.seconds)
-        yield f"An input takes {time}; all take {total} on one core. Outputs: {space}.", []
-
-    def lines(self) -> list[str]:
-        """Return the review as lines of text."""
-        found = []
-        for title, lines in self.sections():
-            found += [title, *(f"  {line}" for line in lines)]
-        return found
-
-    def markdown(self) -> str:
-        """Return the review as Markdown, for example for a comment of a pull request."""
-        parts = []
-        for number, (title, lines) in enumerate(self.sections()):
-            heading = f"### {title}" if not number else f"**{title}**"
-            parts.append("\n".join([heading, "", *map(_as_code, lines)]).rstrip())
-        return "\n\n".join(parts) + "\n"
-
-    def _verdict(self) -> str:
-        if not self.results:
-            return "No input has a result before and after."
-        is_whole, sure = self.sample >= self.inputs, f"at {100 * CONFIDENCE:g} % confidence"
-        if not self.different:
-            bound = f", so under {most_different(self.results):g} % of all do {sure}"
-            return f"No result differs{'' if is_whole else bound}."
-        low, high = (f"{100 * bound:.1f}" for bound in _interval(self.different, self.results))
-        bound = f": {low} to {high} % of all {sure}"
-        return f"{self.different:,} of {self.results:,} results differ{'' if is_whole else bound}."
+_Record = Mapping[str, Any]
 
 
 def review(
@@ -183,13 +95,15 @@ def review(
         names = _unchanged(prepared)
         if not len(names):
             raise OptionError(f"{dataset}: has no outcome to compare with. Run its job first.")
-        seed = secrets.randbelow(2**31) if seed is None else seed
+        if seed is None:
+            seed = secrets.randbelow(2**31)
+        names = names.take(pc.sort_indices(names))  # A run may change the order of the state.
         chosen = names.take(pa.array(random_sample(len(names), count, seed)))
         rows = rows_of(chosen, prepared.manifest.inputs["input"])
         on_sample(len(rows))
         before = prepared.state.of(chosen).records(_COLUMNS).to_pylist()
-        after = make_again(prepared, rows, _COLUMNS).to_pylist()
-    return _compare(prepared, len(names), seed, before, {one["input"]: one for one in after})
+        with made_again(prepared, rows) as again:
+            return _compare(prepared, len(names), seed, before, again)
 
 
 def _unchanged(prepared: Prepared) -> pa.ChunkedArray:
@@ -205,28 +119,24 @@ def _unchanged(prepared: Prepared) -> pa.ChunkedArray:
 
 
 def _compare(
-    prepared: Prepared,
-    inputs: int,
-    seed: int,
-    before: Sequence[Mapping[str, Any]],
-    after: Mapping[str, Mapping[str, Any]],
+    prepared: Prepared, inputs: int, seed: int, before: Sequence[_Record], again: Ledger
 ) -> Review:
-    appeared, vanished, found = {}, {}, {}
-    both = []
+    after = {one["input"]: one for one in again.records(_COLUMNS).to_pylist()}
+    appeared, vanished = {}, {}
+    both: list[tuple[_Record, _Record]] = []
     for one in sorted(before, key=itemgetter("input")):
         name, now = one["input"], after.get(one["input"])
         was_ok, is_ok = one["outcome"] == "ok", now is not None and now["outcome"] == "ok"
         if was_ok and now is not None and is_ok:
-            found[name] = list(differences(one, now))
             both.append((one, now))
         elif was_ok:
             appeared[name] = _reason(now) if now else "no outcome"
         elif is_ok:
             vanished[name] = _reason(one)
-    different = sorted(name for name in found if found[name])
-    counts = Counter(
-        what for name in different for what in dict.fromkeys(one.what for one in found[name])
-    )
+    found = [list(differences(*pair)) for pair in both]
+    counts = Counter(what for those in found for what in {one.what: None for one in those})
+    changed = [pair for pair, those in zip(both, found, strict=True) if those]
+    compared = (_compare_input(pair, prepared.ledger.store, again.store) for pair in changed)
     sides = [[pair[side] for pair in both] for side in (0, 1)]
     return Review(
         dataset=prepared.job.output,
@@ -235,56 +145,106 @@ def _compare(
         sample=len(before),
         seed=seed,
         results=len(both),
-        different=len(different),
+        different=len(changed),
         counts=dict(counts.most_common(_SHOWN_COLUMNS)),
-        differences=[f"{name}: {found[name][0].text}" for name in different[:_SHOWN]],
+        most_changed=heapq.nlargest(_SHOWN_INPUTS, compared, key=attrgetter("change")),
         appeared=appeared,
         vanished=vanished,
-        columns=list(islice(_column_changes(*sides), _SHOWN_COLUMNS)),
+        columns=list(islice(_column_changes(*map(_values, sides)), _SHOWN_COLUMNS)),
         seconds=[fmean([one["seconds"] for one in side] or [0]) for side in sides],
         bytes=[fmean([_bytes(one) for one in side] or [0]) for side in sides],
     )
 
 
-def _column_changes(*sides: Sequence[Mapping[str, Any]]) -> Iterator[ColumnChange]:
-    old, new = map(_numbers, sides)
-    for name in [name for name in old if name in new]:
-        before, after = ((fmean(one), min(one), max(one)) for one in (old[name], new[name]))
-        if before != after:
-            yield ColumnChange(name=name, before=before, after=after)
+def _compare_input(pair: tuple[_Record, _Record], *stores: Store) -> ChangedInput:
+    files = [{file_name(file["path"]): file for file in one["outputs"]} for one in pair]
+    rows = [rows_of_record(one) for one in pair]
+    compared = {
+        name: _compare_outputs(name, (old, files[1][name]), stores)
+        for name, old in files[0].items()
+        if name in files[1] and old["content"] != files[1][name]["content"]
+    }
+    is_other = files[0].keys() != files[1].keys() or len(rows[0]) != len(rows[1])
+    values = [
+        compare_values(old.get(column), new.get(column))
+        for old, new in zip(*rows, strict=False)
+        for column in old.keys() | new.keys()
+    ]
+    others = (one.text for one in differences(*pair) if one.what not in compared)
+    of_files = sum(one.change for one in compared.values())
+    return ChangedInput(
+        input=pair[0]["input"],
+        change=is_other + of_files + sum(values) / max(len(rows[0]), 1),
+        files=dict(heapq.nlargest(_SHOWN_FILES, compared.items(), key=lambda one: one[1].change)),
+        others=list(islice(others, _SHOWN_DIFFERENCES)),
+        more_files=max(0, len(compared) - _SHOWN_FILES),
+    )
 
 
-def _numbers(records: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return the finite numbers in each column of the rows of some records."""
-    found: dict[str, list[float]] = {}
+def _compare_outputs(
+    name: str, outputs: tuple[_Record, _Record], stores: Sequence[Store]
+) -> FileComparison:
+    sizes = [one["size"] for one in outputs]
+    places = [one["pack"] or one["path"] for one in outputs]
+    if max(sizes) <= _FILE_BYTES:
+        # The recorded file may have been deleted.
+        with suppress(StoreError):
+            before, after = (one.read(at) for one, at in zip(stores, places, strict=True))
+            return compare_files(name, before, after)
+    return compare_sizes(*sizes)
+
+
+def _column_changes(
+    before: Mapping[str, list[Any]], after: Mapping[str, list[Any]]
+) -> Iterator[ColumnChange]:
+    for name in [name for name in before if name in after and before[name] != after[name]]:
+        sides = before[name], after[name]
+        describe = _numbers if all(map(_are_numbers, sides)) else _frequent
+        shown = [describe(side) for side in sides]
+        # Many different texts have no distribution to show.
+        if shown[0] == shown[1] or not all(shown):
+            continue
+        bars = list(_histograms(*sides)) if describe is _numbers else []
+        yield ColumnChange(name=name, before=shown[0], after=shown[1], bars=bars)
+
+
+def _numbers(values: Sequence[float]) -> dict[str, float]:
+    return {"mean": fmean(values), "minimum": min(values), "maximum": max(values)}
+
+
+def _frequent(values: Sequence[Any]) -> dict[str, float]:
+    """Return the number of rows by value; nothing if the values are many."""
+    counts = Counter(one if isinstance(one, str) else json.dumps(one) for one in values)
+    return dict(counts.most_common()) if len(counts) <= _MOST_VALUES else {}
+
+
+def _histograms(*sides: Sequence[float]) -> Iterator[list[int]]:
+    ends = min(map(min, sides)), max(map(max, sides))
+    for side in sides:
+        yield np.histogram(side, _BINS, ends)[0].tolist()
+
+
+def _are_numbers(values: Iterable[Any]) -> bool:
+    """Return whether all values are finite numbers."""
+    return all(
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        for value in values
+    )
+
+
+def _values(records: Sequence[_Record]) -> dict[str, list[Any]]:
+    """Return the values in each column of the rows of some records."""
+    found: dict[str, list[Any]] = {}
     for record in records:
-        for row in json.loads(record["rows"]):
+        for row in rows_of_record(record):
             for name, value in row.items():
-                if isinstance(value, int | float) and math.isfinite(value):
-                    found.setdefault(name, []).append(float(value))
+                found.setdefault(name, []).append(value)
     return found
 
 
-def _as_code(line: str) -> str:
-    return "- `" + line.replace("`", "'") + "`"
-
-
-def _reason(record: Mapping[str, Any]) -> str:
+def _reason(record: _Record) -> str:
     return f"{record['outcome']}: {one_line(record['error'], record['message'])}"
 
 
-def _bytes(record: Mapping[str, Any]) -> int:
+def _bytes(record: _Record) -> int:
     return sum(file["size"] for file in record["outputs"])
-
-
-def _interval(part: int, whole: int) -> tuple[float, float]:
-    """Return the bounds of a share, by Wilson's score interval.
-
-    >>> [round(bound, 3) for bound in _interval(12, 300)]
-    [0.023, 0.069]
-    """
-    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    share, weight = part / whole, 1 + z * z / whole
-    middle = (share + z * z / (2 * whole)) / weight
-    half = z / weight * math.sqrt(share * (1 - share) / whole + z * z / (4 * whole * whole))
-    return middle - half, middle + half

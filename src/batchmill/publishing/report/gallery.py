@@ -3,11 +3,8 @@
 A preview is a thumbnail of a picture, or the beginning of a text or a table.
 """
 
-import base64
 import codecs
-import io
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePosixPath
@@ -22,23 +19,17 @@ import pyarrow.parquet as pq
 from batchmill.errors import StoreError
 from batchmill.layout import FILES, INPUT_COLUMN, METADATA, OUTPUT_COLUMN
 from batchmill.ledger.table_metadata import TableMetadata
+from batchmill.publishing.report.pictures import jpeg_url, small_picture
 from batchmill.security.allowlist import refused_inputs
 from batchmill.storage import Store, is_url
 from batchmill.urls import join
 
-_PICTURES = {".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".avif", ".tif", ".tiff"}
-_SOUNDS = {".wav", ".mp3", ".flac", ".ogg", ".oga", ".opus", ".m4a", ".aac"}
+PICTURES = {".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".avif", ".tif", ".tiff"}
+SOUNDS = {".wav", ".mp3", ".flac", ".ogg", ".oga", ".opus", ".m4a", ".aac"}
 # Larger files, and files after this number of bytes of all files, have no preview.
 _FILE_BYTES, _ALL_BYTES = 16 * 2**20, 64 * 2**20
 _TEXT_BYTES, _TEXT_CHARACTERS = 2400, 600
 _ROWS, _COLUMNS, _CELL_CHARACTERS = 5, 8, 40
-# The limits of thumbnails.
-_SIDE = 240
-_MAX_PIXELS = 30_000_000
-# Formats that Pillow decodes itself. For EPS, it would start another program.
-_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF")
-# Other modes have a range of values that a thumbnail cannot show.
-_MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}
 
 
 class Preview(NamedTuple):
@@ -78,9 +69,9 @@ class Previewer:
             file: The file. Only as much as needed is read.
         """
         suffix, size = PurePosixPath(name).suffix.lower(), file.size()
-        if suffix in _PICTURES:
+        if suffix in PICTURES:
             return Preview("picture", size, picture=self.thumbnail(name, file))
-        if suffix in _SOUNDS:
+        if suffix in SOUNDS:
             return Preview("sound", size)
         if suffix == ".parquet" and self._accept(size):
             return Preview("table", size, rows=_first_rows(file))
@@ -92,20 +83,15 @@ class Previewer:
 
         It is empty if the file is no picture, is damaged or too large, or without Pillow.
         """
-        is_picture = PurePosixPath(name).suffix.lower() in _PICTURES
+        is_picture = PurePosixPath(name).suffix.lower() in PICTURES
         if not is_picture or self._embedded <= 0 or not self._accept(file.size()):
             return ""
-        data = file.read()
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Files that are a little damaged.
-                small = _small_picture(data)
+            small = small_picture(file.read())
+            picture = jpeg_url(small) if small else ""
         except Exception:
             # Pillow raises errors of many types for damaged files. None of them may end a run.
             return ""
-        if not small:
-            return ""
-        picture = f"data:image/jpeg;base64,{base64.b64encode(small).decode()}"
         self._embedded -= len(picture)
         return picture
 
@@ -273,25 +259,3 @@ def _first_rows(file: pa.NativeFile) -> list[list[str]]:
 def _cell(value: Any) -> str:
     text = "" if value is None else str(value)
     return text if len(text) <= _CELL_CHARACTERS else f"{text[:_CELL_CHARACTERS]} ..."
-
-
-def _small_picture(data: bytes) -> bytes:
-    """Return a small copy of a picture as a JPEG of at most 240 pixels each way.
-
-    It is empty if the picture has too many pixels, or a mode that is not supported. Raises errors
-    of many types for a damaged picture, and ImportError without Pillow.
-    """
-    from PIL import Image, ImageOps
-
-    with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-        if image.width * image.height > _MAX_PIXELS or image.mode not in _MODES:
-            return b""
-        image.draft("RGB", (2 * _SIDE, 2 * _SIDE))  # Decodes a large JPEG several times faster.
-        small = ImageOps.exif_transpose(image)
-        small.thumbnail((_SIDE, _SIDE))
-        if small.has_transparency_data:
-            behind = Image.new("RGBA", small.size, "white")
-            small = Image.alpha_composite(behind, small.convert("RGBA"))
-        file = io.BytesIO()
-        small.convert("RGB").save(file, "JPEG", quality=80)
-        return file.getvalue()
