@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -181,6 +183,34 @@ def test_changed_inputs_are_left_out(planted):
 def test_a_library_that_differs_is_named(planted):
     found = reviewed(planted, "END = '!'")
     assert found.changes == ["libraries: planted 1.0 -> 2.0 (10 results of the old one)"]
+
+
+def test_another_python_executes_the_sample(planted, tmp_path):
+    """Its environment has another version of the library."""
+    other = Site(tmp_path / "other")
+    other.install("planted", "2.0", {"planted.py": "END = '?'"})
+    python = tmp_path / "other" / "python"
+    python.write_text(
+        f"""#!/bin/sh\nPYTHONPATH={tmp_path}:{other.folder} exec {sys.executable} "$@"\n"""
+    )
+    python.chmod(0o755)
+    command = [sys.executable, "-m", "batchmill", "review", "out", f"--python={python}"]
+    done = subprocess.run(
+        [*command, "--html", "r.html"],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{planted.folder}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 3, done.stderr
+    assert "libraries: planted 1.0 -> 2.0 (10 results of the old one)" in done.stdout
+    assert "10 of 10 results differ." in Path("r.html").read_text()
+
+
+def test_the_forecast_of_the_size_is_that_of_the_run(planted):
+    found = reviewed(planted, {"times": 3})
+    run_job("in", "reviewed:step", "new", times=3)
+    sizes = [path.stat().st_size for path in Path("new/files").rglob("*.txt")]
+    assert found.bytes[1] * found.inputs == pytest.approx(sum(sizes))
 
 
 def test_bad_input_writes_nothing(planted, capsys):

@@ -9,7 +9,7 @@ class Site:
 
     def __init__(self, folder):
         self.folder = folder / "site-packages"
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
 
     def install(self, name, version, files, requires=()):
         """Install a wheel, or another version of it. `files` has texts by path."""

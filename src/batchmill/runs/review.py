@@ -39,6 +39,7 @@ from batchmill.publishing.report.file_comparison import (
 )
 from batchmill.publishing.report.review import ChangedInput, ColumnChange, Review
 from batchmill.runs.discarded_job import (
+    NO_OUTCOME,
     RESULT_COLUMNS,
     differences,
     file_name,
@@ -121,16 +122,17 @@ def _unchanged(prepared: Prepared) -> pa.ChunkedArray:
 def _compare(
     prepared: Prepared, inputs: int, seed: int, before: Sequence[_Record], again: Ledger
 ) -> Review:
-    after = {one["input"]: one for one in again.records(_COLUMNS).to_pylist()}
+    now = again.records(_COLUMNS).to_pylist()
+    after = {one["input"]: one for one in now}
     appeared, vanished = {}, {}
     both: list[tuple[_Record, _Record]] = []
     for one in sorted(before, key=itemgetter("input")):
-        name, now = one["input"], after.get(one["input"])
-        was_ok, is_ok = one["outcome"] == "ok", now is not None and now["outcome"] == "ok"
-        if was_ok and now is not None and is_ok:
-            both.append((one, now))
+        name, new = one["input"], after.get(one["input"])
+        was_ok, is_ok = one["outcome"] == "ok", new is not None and new["outcome"] == "ok"
+        if was_ok and new is not None and is_ok:
+            both.append((one, new))
         elif was_ok:
-            appeared[name] = _reason(now) if now else "no outcome"
+            appeared[name] = _reason(new) if new else NO_OUTCOME
         elif is_ok:
             vanished[name] = _reason(one)
     found = [list(differences(*pair)) for pair in both]
@@ -151,8 +153,9 @@ def _compare(
         appeared=appeared,
         vanished=vanished,
         columns=list(islice(_column_changes(*map(_values, sides)), _SHOWN_COLUMNS)),
-        seconds=[fmean([one["seconds"] for one in side] or [0]) for side in sides],
-        bytes=[fmean([_bytes(one) for one in side] or [0]) for side in sides],
+        # Failed inputs take time, too.
+        seconds=[sum(one["seconds"] for one in side) / len(before) for side in (before, now)],
+        bytes=[sum(map(_bytes, side)) / len(before) for side in (before, now)],
     )
 
 
