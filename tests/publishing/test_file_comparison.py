@@ -106,4 +106,13 @@ def test_values_are_compared_by_their_type():
     assert compare_values(1, 3) == 0.5
     assert compare_values("a b", "a c") == 0.5
     assert compare_values(1, "a") == compare_values(None, 1) == compare_values([1], [2]) == 1
-    assert compare_values(1, float("nan")) == 1
+    assert compare_values(1, float("nan")) == compare_values(10**400, 1) == 1
+    assert compare_values(True, False) == compare_values(10**400, -(10**400)) == 1
+
+
+def test_numbers_that_are_not_finite_have_a_change(recwarn):
+    infinite, zeros = array([1, np.inf]), array([0.0, np.nan])
+    assert compare_files("a.npy", infinite, array([1, 2.0])).change == 1
+    assert compare_files("a.npy", infinite, infinite).change == 0
+    assert compare_files("a.npy", zeros, zeros).change == 0
+    assert not recwarn.list

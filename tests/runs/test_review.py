@@ -156,6 +156,7 @@ def test_the_page_shows_the_most_changed_results(planted, capsys):
     page = found.html()
     assert '<i class="new">+IIIIII &lt;b&gt; .</i>' in page
     assert "://" not in page
+    assert repr(found) == "\n".join(found.lines())
     large = FileComparison(0.5, "", pictures=["data:image/jpeg;base64," + "A" * 2**19] * 3)
     many = [replace(first, input=str(number), files={"a.png": large}) for number in range(12)]
     page = replace(found, most_changed=many).html()
@@ -216,7 +217,7 @@ def test_the_forecast_of_the_size_is_that_of_the_run(planted):
 def test_bad_input_writes_nothing(planted, capsys):
     with pytest.raises(OptionError, match="no such folder"):
         batchmill.review("nothing")
-    for options in (["--sample", "0"], ["--python", "no/such/python"]):
+    for options in (["--sample", "0"], ["--python", "no/such/python"], ["-o", "no/r.html"]):
         with pytest.raises(SystemExit) as end:
             main(["review", "out", *options, "--markdown", "r.md"])
         assert end.value.code == 2

@@ -313,7 +313,7 @@ def review(
 ) -> "Review":
     """Execute a random sample of a dataset with a changed step, and compare it with the results.
 
-    The new results are discarded. `print(review(...).markdown())` shows the review.
+    The new results are discarded. `print(review(...))` shows the review, and so does a notebook.
 
     Args:
         dataset: The dataset's folder or URL. Its recorded job is executed.

@@ -52,6 +52,9 @@ def review(
     """
     if sample < 1:
         raise OptionError(f"--sample {sample}: expected 1 or more.")
+    for option, file in (("--html", html), ("--markdown", markdown)):
+        if file and not file.parent.is_dir():
+            raise OptionError(f"{option} {file}: there is no folder {file.parent}. Create it.")
     if python:
         own = iter(sys.argv[1:])
         command = [one for one in own if not (one == "--python" and next(own))]

@@ -56,8 +56,8 @@ class Plan:
 
     def first(self, reason: str, count: int) -> list[str]:
         """Return the names of at most `count` inputs that are pending for a reason."""
-        chosen = self.pending.filter(pc.field("reason") == reason)
-        return list(chosen.column("input").slice(0, count).to_pylist())
+        rows = pc.indices_nonzero(pc.equal(self.pending["reason"], reason)).slice(0, count)
+        return list(self.pending["input"].take(rows).to_pylist())
 
 
 class Matched(NamedTuple):

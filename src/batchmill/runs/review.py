@@ -5,13 +5,12 @@ The results are discarded. The comparison is that of `--verify-change`.
 
 import heapq
 import json
-import math
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter, itemgetter
 from statistics import fmean
 from types import MappingProxyType
@@ -36,6 +35,7 @@ from batchmill.publishing.report.file_comparison import (
     compare_files,
     compare_sizes,
     compare_values,
+    is_number,
 )
 from batchmill.publishing.report.review import ChangedInput, ColumnChange, Review
 from batchmill.runs.discarded_job import (
@@ -202,7 +202,7 @@ def _column_changes(
 ) -> Iterator[ColumnChange]:
     for name in [name for name in before if name in after and before[name] != after[name]]:
         sides = before[name], after[name]
-        describe = _numbers if all(map(_are_numbers, sides)) else _frequent
+        describe = _numbers if all(map(is_number, chain(*sides))) else _frequent
         shown = [describe(side) for side in sides]
         # Many different texts have no distribution to show.
         if shown[0] == shown[1] or not all(shown):
@@ -225,14 +225,6 @@ def _histograms(*sides: Sequence[float]) -> Iterator[list[int]]:
     ends = min(map(min, sides)), max(map(max, sides))
     for side in sides:
         yield np.histogram(side, _BINS, ends)[0].tolist()
-
-
-def _are_numbers(values: Iterable[Any]) -> bool:
-    """Return whether all values are finite numbers."""
-    return all(
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        for value in values
-    )
 
 
 def _values(records: Sequence[_Record]) -> dict[str, list[Any]]:

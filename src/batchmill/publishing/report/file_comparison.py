@@ -70,12 +70,20 @@ def compare_sizes(before: int, after: int) -> FileComparison:
 
 def compare_values(before: Any, after: Any) -> float:
     """Return how much two values of a row differ, from 0 to 1."""
-    numbers = [isinstance(value, int | float) for value in (before, after)]
-    if all(numbers) and math.isfinite(before) and math.isfinite(after):
+    if is_number(before) and is_number(after):
         return _dissimilarity(np.array([before]), np.array([after]))
     if isinstance(before, str) and isinstance(after, str):
         return _text_change(before, after)
     return float(before != after)
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    with suppress(OverflowError):
+        return math.isfinite(value)
+    return False
 
 
 def _comparer(suffix: str) -> Callable[[bytes, bytes], FileComparison]:
@@ -205,13 +213,18 @@ def _text_change(old: str, new: str) -> float:
     return 1 - (matcher.ratio() if is_short else matcher.quick_ratio())
 
 
+@np.errstate(all="ignore")
 def _dissimilarity(old: Any, new: Any) -> float:
     """Return the dissimilarity of Bray and Curtis, for absolute values: from 0 to 1."""
     old, new = np.asarray(old, float), np.asarray(new, float)
-    whole = np.nansum(abs(old) + abs(new))
-    return float(np.nansum(abs(new - old)) / whole) if whole else 0.0
+    change = np.nansum(abs(new - old)) / np.nansum(abs(old) + abs(new))
+    if np.isfinite(change):
+        return float(change)
+    # All numbers are 0 or NaN, or one is infinite.
+    return float(not np.array_equal(old, new, equal_nan=True))
 
 
+@np.errstate(all="ignore")
 def _largest(old: Any, new: Any) -> str:
     """Return the largest difference of two arrays of numbers in one line."""
     difference = np.nan_to_num(abs(np.asarray(new, float) - np.asarray(old, float)))

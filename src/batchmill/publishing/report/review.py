@@ -73,7 +73,7 @@ class ChangedInput:
         return f"{self.input}: {next(chain(of_files, self.others))}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Review:
     """The effect of a change on a random sample of a dataset.
 
@@ -168,6 +168,10 @@ class Review:
             found += [title, *(f"  {line}" for line in lines)]
         return found
 
+    def __repr__(self) -> str:
+        """Return the lines of the review, without its pictures."""
+        return "\n".join(self.lines())
+
     def markdown(self) -> str:
         """Return the review as Markdown, for example for a comment of a pull request."""
         parts = []
@@ -175,6 +179,9 @@ class Review:
             heading = f"### {title}" if not number else f"**{title}**"
             parts.append("\n".join([heading, "", *map(_as_code, lines)]).rstrip())
         return "\n\n".join(parts) + "\n"
+
+    # Notebooks show it.
+    _repr_markdown_ = markdown
 
     def html(self) -> str:
         """Return the review as a page that can be read offline, with the most changed results."""
