@@ -473,6 +473,7 @@ class Sequence:
         def write():
             self.enter()
             found = batchmill.review(self.dataset, params={"factor": factor}, sample=100)
+            assert f'bad">{found.verdict}' in found.html() or found.is_equal
             file.write_text(json.dumps(asdict(found)))
 
         if kept or failed:
@@ -483,6 +484,8 @@ class Sequence:
                 n for n, one in kept.items() if model.rows(one.result) != model.rows(now[n])
             ]
             assert found["different"] == len(different)
+            shown = [one["input"] for one in found["most_changed"]]
+            assert sorted(shown) == sorted(f"in/{n}" for n in different)
             assert found["appeared"] == {}
             assert {*found["vanished"]} == {f"in/{n}" for n in failed if outcomes[n] == "ok"}
 
