@@ -96,11 +96,11 @@ def _described(value: Any) -> list[str]:
             ]
         else:
             pieces.append(f"**{section.kind.value.capitalize()}**")
-            pieces.append(
-                "\n".join(
-                    f"- `{getattr(item, 'name', '') or item.annotation}`: "
-                    + " ".join(item.description.split())
-                    for item in section.value
-                )
-            )
+            pieces.append("\n".join(map(_item, section.value)))
     return pieces
+
+
+def _item(item: Any) -> str:
+    """Return a parameter, an attribute or an error with its name; a returned value without one."""
+    name = getattr(item, "name", "") or item.annotation
+    return f"- {f'`{name}`: ' if name else ''}{' '.join(item.description.split())}"

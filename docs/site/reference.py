@@ -31,8 +31,13 @@ def commands() -> str:
     pieces = ["# Commands", _COMMANDS]
     for name in command_names():
         # An app with this command only, because its help is the whole docstring.
-        text = make_app(name)[name].generate_docs(heading_level=2, usage_name=f"batchmill {name}")
+        app = make_app(name)
+        command = app[name]
+        # Without its app, it would show the empty defaults and the options `--no-...`.
+        command.default_parameter = app.default_parameter
+        text = command.generate_docs(heading_level=2, usage_name=f"batchmill {name}")
         text = text.replace(f"## {name}\n", f"## batchmill {name}\n", 1)
+        text = text.replace(f"batchmill {name} {name} ", f"batchmill {name} ", 1)
         pieces.append(_in_words(text).strip())
     return _page(pieces)
 

@@ -131,12 +131,17 @@ def test_an_entry_has_the_text_of_the_commands_help(site, pages):
     # The entry has the whole docstring, and not only its first line.
     assert "Inputs that are already done are not executed again" in text
     assert "[required]" not in text
+    assert "batchmill run MANIFEST --step REF" in text
+    # As in the help, there is no default without a value, and no `--no-...` or `--empty-...`.
+    for other in ("run run", 'Default: "', "Default: ().", "--empty-", "--no-force"):
+        assert other not in text
 
 
 def test_each_public_name_has_its_entry(site, pages):
     page = pages[site / "reference" / "python.html"]
     assert {name.lower() for name in batchmill.__all__} <= page.anchors
     assert "may_be_empty" in page.text
+    assert "<code>None</code>: " not in page.text
 
 
 def test_flows_and_blocks_have_their_entries(site, pages):
