@@ -388,7 +388,7 @@ def test_verify_fails_for_a_leak_and_only_warns_about_duplicates(
         ),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--bogus"], "--bogus"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--retries", "x"], "whole number"),
-        (["plan", "manifest.csv", "--step", SPLIT, "-o", "out", "--cores", "-1"], "1 or more"),
+        (["plan", "manifest.csv", "--step", SPLIT, "-o", "out", "--cores", "0"], "1 or more"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--ray", "x"], "expected ray://"),
         (
             ["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--ray", "127.0.0.1:9"],

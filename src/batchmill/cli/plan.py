@@ -50,7 +50,7 @@ def plan(
     param: Params = (),
     params: ParamsFile = None,
     options: JobOptions = JobOptions(),
-    cores: Annotated[int, Parameter(group=_THIS_PLAN)] = 0,
+    cores: Annotated[int | None, Parameter(group=_THIS_PLAN)] = None,
     json: Json = False,
 ) -> None:
     """Show what `batchmill run` would do, with which batch size, and why.
@@ -65,7 +65,7 @@ def plan(
         cores: Cores to plan for, for example those of a cluster. Default: this machine's.
     """
     check_given(manifest=manifest, step=step, output=output)
-    if cores < 0:
+    if cores is not None and cores < 1:
         raise OptionError(f"--cores {cores}: expected 1 or more.")
     request = JobRequest(
         manifest=manifest,
@@ -74,7 +74,7 @@ def plan(
         params=parse_params(param, params),
         options=options,
     )
-    print_plan(request, cores, json=json)
+    print_plan(request, cores or 0, json=json)
 
 
 def print_plan(request: JobRequest, cores: int = 0, *, json: bool) -> None:
