@@ -192,7 +192,7 @@ def test_another_python_executes_the_sample(planted, tmp_path):
     other.install("planted", "2.0", {"planted.py": "END = '?'"})
     python = tmp_path / "other" / "python"
     python.write_text(
-        f"""#!/bin/sh\nPYTHONPATH={tmp_path}:{other.folder} exec {sys.executable} "$@"\n"""
+        f"""#!/bin/sh\nPYTHONPATH={tmp_path}:{other.folder} exec "{sys.executable}" "$@"\n"""
     )
     python.chmod(0o755)
     command = [sys.executable, "-m", "batchmill", "review", "out", f"--python={python}"]
