@@ -186,6 +186,21 @@ def test_a_library_that_differs_is_named(planted):
     assert found.changes == ["libraries: planted 1.0 -> 2.0 (10 results of the old one)"]
 
 
+def test_columns_of_any_numbers_have_a_distribution(planted):
+    """Times in nanoseconds, and numbers that no float holds."""
+    old = STEP.replace('"mean": 0.5', '"at": 1764000000000000000 + len(text), "large": 10**400')
+    Path("reviewed.py").write_text(old)
+    sys.modules.pop("reviewed")
+    run_job("in", "reviewed:step", "out")
+    new = old.replace("+ len(text)", "+ len(text) + 1").replace("10**400", "10**401")
+    Path("reviewed.py").write_text(new)
+    sys.modules.pop("reviewed")
+    found = batchmill.review("out")
+    assert {*found.counts} == {"at", "large"}
+    assert {one.name for one in found.columns} == {"at", "large"}
+    assert f"{10**401} 10" in found.html()
+
+
 def test_another_python_executes_the_sample(planted, tmp_path):
     """Its environment has another version of the library."""
     other = Site(tmp_path / "other")

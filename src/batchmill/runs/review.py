@@ -41,6 +41,7 @@ from batchmill.publishing.report.review import ChangedInput, ColumnChange, Revie
 from batchmill.runs.discarded_job import (
     NO_OUTCOME,
     RESULT_COLUMNS,
+    ResultDifference,
     differences,
     file_name,
     made_again,
@@ -136,9 +137,10 @@ def _compare(
         elif is_ok:
             vanished[name] = _reason(one)
     found = [list(differences(*pair)) for pair in both]
-    counts = Counter(what for those in found for what in {one.what: None for one in those})
-    changed = [pair for pair, those in zip(both, found, strict=True) if those]
-    compared = (_compare_input(pair, prepared.ledger.store, again.store) for pair in changed)
+    counts = Counter(what for those in found for what in dict.fromkeys(one.what for one in those))
+    changed = [(pair, those) for pair, those in zip(both, found, strict=True) if those]
+    stores = prepared.ledger.store, again.store
+    compared = (_compare_input(pair, those, stores) for pair, those in changed)
     sides = [[pair[side] for pair in both] for side in (0, 1)]
     return Review(
         dataset=prepared.job.output,
@@ -159,7 +161,9 @@ def _compare(
     )
 
 
-def _compare_input(pair: tuple[_Record, _Record], *stores: Store) -> ChangedInput:
+def _compare_input(
+    pair: tuple[_Record, _Record], found: Sequence[ResultDifference], stores: Sequence[Store]
+) -> ChangedInput:
     files = [{file_name(file["path"]): file for file in one["outputs"]} for one in pair]
     rows = [rows_of_record(one) for one in pair]
     compared = {
@@ -173,7 +177,7 @@ def _compare_input(pair: tuple[_Record, _Record], *stores: Store) -> ChangedInpu
         for old, new in zip(*rows, strict=False)
         for column in old.keys() | new.keys()
     ]
-    others = (one.text for one in differences(*pair) if one.what not in compared)
+    others = (one.text for one in found if one.what not in compared)
     of_files = sum(one.change for one in compared.values())
     return ChangedInput(
         input=pair[0]["input"],
@@ -223,8 +227,10 @@ def _frequent(values: Sequence[Any]) -> dict[str, float]:
 
 def _histograms(*sides: Sequence[float]) -> Iterator[list[int]]:
     ends = min(map(min, sides)), max(map(max, sides))
-    for side in sides:
-        yield np.histogram(side, _BINS, ends)[0].tolist()
+    # The range may be too small for a float, as of times in nanoseconds.
+    with suppress(ValueError):
+        for side in sides:
+            yield np.histogram(np.asarray(side, float), _BINS, ends)[0].tolist()
 
 
 def _values(records: Sequence[_Record]) -> dict[str, list[Any]]:
