@@ -63,7 +63,7 @@ def test_a_rejected_word_is_reported_with_its_line(faults, name, text, line):
         ("Whoever reads it waits.", "'Whoever': name the thing"),
         ("Of two files, one is read.", "'Of two': start with the subject"),
         ("Wait, for it is late.", "'for it': because, since"),
-        ("The sentence ends. `run` is told.", "'told': report, say, show or distinguish"),
+        ("The sentence ends. `run` stands still.", "'stands still': is"),
         (LONG, "31 words: at most 30; make two sentences"),
     ],
 )
