@@ -11,7 +11,7 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 # A strict editable install links single files. A new file needs a new install.
-FILES := $(shell find src flows tasks blocks \( -name '*.py' -o -name '*.html' \) | LC_ALL=C sort | cksum | cut -d' ' -f1)
+FILES := $(shell find src flows tasks blocks -type f ! -path '*/__pycache__/*' | LC_ALL=C sort | cksum | cut -d' ' -f1)
 INSTALLED := $(VENV)/.installed-$(FILES)
 # The demo needs no tools of tests and docs. They are two thirds of the packages.
 USABLE := $(VENV)/.usable-$(FILES)
@@ -24,7 +24,7 @@ LATER = $(if $(QUIET),,--no-compile)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-cluster test test-fast test-lowest coverage azurite test-system test-long test-all system-packages \
-	mutants soak release-check check lint format types types-source types-tests bench bench-page bench-full docs clean
+	mutants soak release-check check lint format types types-source types-tests bench bench-page bench-full docs pictures clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -148,6 +148,7 @@ system-packages: ## Install the Debian packages for test-system; needs root
 	apt-get install -y --no-install-recommends $(shell $(PYTHON) tests/support/system_packages.py --names)
 
 release-check: setup ## Build wheel and sdist in dist/, check both, run the demo from the wheel
+	$(BIN)/python docs/pictures/make.py --check
 	rm -rf dist build/release
 	$(BIN)/python -m build --outdir dist
 	@echo; echo "Checking the metadata and the description of wheel and sdist."
@@ -219,6 +220,9 @@ bench-full: setup ## Measure more: many runs, ten million samples, more files fo
 
 docs: setup ## Build the documentation site in build/site; fails on a broken link
 	$(BIN)/python docs/site/build.py
+
+pictures: setup ## Make the pictures of the pages that are older than the code that they show
+	$(BIN)/python docs/pictures/make.py
 
 clean: ## Remove all files that the other targets made
 	rm -rf $(VENV) build dist $(DEMO) $(DEMO)-cluster .mypy_cache .ruff_cache .pytest_cache .hypothesis

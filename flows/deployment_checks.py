@@ -65,7 +65,7 @@ def finding_step(step: str) -> Iterator[None]:
         raise StepError(
             f"step {step}: no module {cause.name!r} where the worker runs. Check the spelling. "
             "Otherwise install the module there, add its folder to the worker's PYTHONPATH, or "
-            "change to its folder in a `pull` step, for example as in examples/project."
+            "change to its folder in a `pull` step, as the prefect.yaml of `batchmill init` does."
         ) from cause
 
 

@@ -255,7 +255,10 @@ def test_plan_explains_its_reasons(command, words, tmp_path, monkeypatch):
     next(out.glob("files/c-*/*")).unlink()
     _, text, _ = command("plan", *job)
     assert "1 damaged (an output file is missing or has another size): c.txt" in text
-    assert "1 quarantined (failed earlier, and skipped; to execute it: batchmill retry)" in text
+    assert (
+        "1 quarantined (failed earlier, and nothing changed; to execute it: batchmill retry)"
+        in text
+    )
     assert "1 withdrawn (no longer in the manifest and the tables; kept in the ledger" in text
     assert "without --prune): d.txt" in text
     command("retry", out)
@@ -522,6 +525,28 @@ def test_all_commands_are_documented(command):
     assert all(name in out for name in commands)
 
 
+def test_init_writes_a_project_whose_test_passes_and_which_runs(command, tmp_path, monkeypatch):
+    project = tmp_path / "new" / "words"
+    code, out, _ = command("init", project)
+    assert (code, f"cd {project}" in out) == (0, True)
+    assert {path.name for path in project.iterdir()} == {
+        ".gitignore", "README.md", "prefect.yaml", "test_wordcount.py", "texts", "wordcount.py",
+    }  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=project, capture_output=True)
+    assert done.returncode == 0, done.stdout
+    monkeypatch.chdir(project)
+    assert run_job("texts", "wordcount:count", "counts").outcomes == {"ok": 3}
+
+
+def test_init_replaces_no_file(command, tmp_path):
+    (tmp_path / "wordcount.py").write_text("mine")
+    code, _, err = command("init", tmp_path)
+    assert (code, "wordcount.py: exists. Choose another folder" in err) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["wordcount.py"]
+    code, _, err = command("init", tmp_path / "wordcount.py")
+    assert (code, "cannot be written" in err) == (2, True)
+
+
 def test_retry_releases_failed_inputs(command, words, tmp_path, monkeypatch):
     monkeypatch.chdir(STEPS)
     out = tmp_path / "out"
@@ -554,7 +579,7 @@ def test_status_says_how_to_execute_failed_inputs_again(command, words, tmp_path
     monkeypatch.chdir(STEPS)
     out = tmp_path / "out"
     run_job(words, "steps_under_test:fails_on_b", out)
-    again = f"To execute the failed inputs again: batchmill retry {out}, and then the same run.\n"
+    again = f"To execute the others, too: batchmill retry {out}, and then the same run.\n"
     assert again in command("status", out)[1]
     command("retry", out)
     _, text, _ = command("status", out)

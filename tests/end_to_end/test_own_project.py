@@ -1,7 +1,6 @@
-"""examples/project, by its README: a user's own step, deployed with the wheel only."""
+"""A project of `batchmill init`: a user's own step, deployed with the wheel only."""
 
 import re
-import shutil
 from functools import partial
 
 import pandas as pd
@@ -10,7 +9,7 @@ from deployment import worker_of
 from live import ROOT, ask, prefect_server_in
 from wheel import build_wheel, environment_with
 
-README = (ROOT / "examples" / "project" / "README.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "project.md").read_text()
 
 
 @pytest.fixture
@@ -22,20 +21,21 @@ def prefect_server(tmp_path):
 
 @pytest.fixture
 def project(shell, work, tmp_path):
-    """A copy of the project outside the repository. The shell has batchmill from the wheel."""
+    """The project of `batchmill init`. The shell has batchmill from the wheel."""
     commands = environment_with(build_wheel(tmp_path / "wheel"), tmp_path / "environment")
     shell.environment["PATH"] = f"{commands}:{shell.environment['PATH']}"
     shell.environment.pop("PYTHONPATH", None)
     done = shell.run("python", "-c", "import batchmill; print(batchmill.__file__)")
     assert done.stdout.startswith(str(tmp_path / "environment")), done.stdout + done.stderr
-    return shutil.copytree(ROOT / "examples" / "project", work / "project")
+    done = shell.run("batchmill", "init", work / "project")
+    assert done.returncode == 0, done.stderr
+    return work / "project"
 
 
 @pytest.fixture
 def worker(shell, project, tmp_path):
-    """The README's worker, started in another folder, after its pool and deployment exist."""
-    install, create, deploy, start = commands_of(README)[0]
-    assert install.startswith("pip install")  # The fixture `project` has installed it.
+    """The page's worker, started in another folder, after its pool and deployment exist."""
+    create, deploy, start = commands_of(PAGE)[0]
     for command in (create, deploy):
         done = shell.run("bash", "-c", f"cd {project} && {command}")
         assert done.returncode == 0, done.stdout + done.stderr
@@ -48,7 +48,7 @@ def commands_of(page):
 
 
 def documented_table():
-    rows = [line.strip("| ").split(" | ") for line in README.splitlines() if ".txt |" in line]
+    rows = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if ".txt |" in line]
     columns = ["input", "words", "different", "most", "times"]
     numbers = dict.fromkeys(("words", "different", "times"), "int64")
     return pd.DataFrame(rows, columns=columns).astype(numbers)
@@ -57,7 +57,7 @@ def documented_table():
 @pytest.mark.long
 def test_the_projects_deployment_runs_its_own_step(shell, prefect_server, project, worker):
     api = partial(ask, prefect_server)
-    ((run,),) = commands_of(README)[1:]
+    ((run,),) = commands_of(PAGE)[1:]
 
     def run_deployment():
         """Run the deployment with the documented command; return the flow run."""
@@ -69,7 +69,7 @@ def test_the_projects_deployment_runs_its_own_step(shell, prefect_server, projec
 
     first = run_deployment()
     assert first["state"]["message"] == "3 inputs: 3 ok"
-    table = pd.read_csv(project / "counted" / "metadata.csv")
+    table = pd.read_csv(project / "counts" / "metadata.csv")
     expected = documented_table()
     pd.testing.assert_frame_equal(table[expected.columns], expected, check_dtype=False)
 
@@ -78,5 +78,5 @@ def test_the_projects_deployment_runs_its_own_step(shell, prefect_server, projec
     (project / "wordcount.py").write_text(code.replace("words.total()", "words.total() * 100"))
     second = run_deployment()
     assert second["id"] != first["id"]
-    table = pd.read_csv(project / "counted" / "metadata.csv")
+    table = pd.read_csv(project / "counts" / "metadata.csv")
     assert table["words"].tolist() == [100 * count for count in expected["words"]]

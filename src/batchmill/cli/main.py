@@ -29,6 +29,7 @@ _TOO_LITTLE_MEMORY = (
 # A command is imported when it is called, because `try` needs neither Prefect nor Ray. So
 # `batchmill --help` shows the texts below. `batchmill COMMAND --help` shows the docstring.
 _OVERVIEW = (
+    ("init", "init:init", "Write a project that runs at once: a step, its test, inputs."),
     ("run", "run:run", "Run a step over every input of a manifest."),
     ("infer", "run:infer", "Run a model over every input of a manifest."),
     ("update", "run:update", "Run the recorded job of a dataset again."),

@@ -94,6 +94,14 @@ class JobOptions(JobSettings):
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
+class ModelJobOptions(JobOptions):
+    """The option groups for a model, which cannot be confined."""
+
+    confinement: Annotated[ConfinementOptions, Parameter(parse=False)] = ConfinementOptions()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
     """The Ray cluster that runs the shards."""
 

@@ -34,7 +34,7 @@ MEANINGS = {
     "damaged": "an output file is missing or has another size",
     "retry": "requested by batchmill retry or verify --repair",
     "limit": "exceeded --timeout or --memory-limit, which is higher now",
-    "quarantined": "failed earlier, and skipped; to execute it: batchmill retry",
+    "quarantined": "failed earlier, and nothing changed; to execute it: batchmill retry",
     UNREADABLE: "its file cannot be found or looked up; its result stays",
     ADOPTED: "only the step's code or a library changed; its result is kept",
     "withdrawn": "no longer in the manifest and the tables; kept in the ledger without --prune",

@@ -85,7 +85,8 @@ def status(dataset: Dataset, /, *, libraries: bool = False, json: Json = False) 
         out.print(f"The next run executes {again} again, because a retry or a repair requested it.")
     elif summary.failed > summary.results_kept and not (who or summary.counts.get("quarantined")):
         retry = f"batchmill retry {quote(str(dataset))}"
-        out.print(f"To execute the failed inputs again: {retry}, and then the same run.")
+        out.print("The next run executes failed inputs whose files, step or params have changed.")
+        out.print(f"To execute the others, too: {retry}, and then the same run.")
     if contents.outputs:
         out.print(f"{counted(contents.outputs, 'output file')}, {readable_size(contents.bytes)}")
     for name, versions in versions_in(state).items() if libraries else ():

@@ -224,8 +224,8 @@ def failure_message(
     if summary.counts.get("quarantined"):
         skipped = counted(summary.counts["quarantined"], "input was", "inputs were")
         lines.append(
-            f"{skipped} skipped because of a failure in an earlier run. To execute failed inputs "
-            f"in the next run: batchmill retry {dataset}"
+            f"{skipped} skipped because of a failure in an earlier run. A run executes a failed "
+            f"input if its file, the step or the params change, or after: batchmill retry {dataset}"
         )
     if summary.pending:
         lines.append(RUN_AGAIN)
