@@ -1,5 +1,6 @@
 """The commands in README and docs run as written, and their links work."""
 
+import inspect
 import re
 import shlex
 import shutil
@@ -10,6 +11,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+
+import batchmill
+from batchmill.cli.main import make_app
+from batchmill.options.groups import ConfinementOptions
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -130,6 +135,46 @@ def test_the_page_about_flows_has_python_to_run():
     script = "\n".join(blocks(ROOT / "docs" / "how-to" / "prefect-flow.md", "python run"))
     for name in ("@flow", "@task", "result.counts", "result.metadata", "result.failures"):
         assert name in script
+
+
+def differences():
+    """Return the options that no argument has, the arguments without option, and the commands."""
+    options, arguments, commands = set(), set(), set()
+    app = make_app()
+    for command in app:
+        call = getattr(batchmill, {"try": "try_one"}.get(command, command), None)
+        if command.startswith("-"):
+            continue
+        if call is None:
+            commands.add(command)
+            continue
+        parsed = [one for one in app[command].assemble_argument_collection() if one.parse]
+        # The command of a flag and of a list also has names that set it to its default.
+        given = {
+            name.removeprefix("--").replace("-", "_")
+            for one in parsed
+            for name in one.names
+            if name.startswith("--") and not name.startswith(("--no-", "--empty-"))
+        }
+        positional = {one.field_info.name for one in parsed} - given
+        names = set(inspect.signature(call).parameters)
+        options |= {"--" + name.replace("_", "-") for name in given - names}
+        # A positional argument of a command has no name.
+        arguments |= names - given - positional
+    return options, arguments, commands
+
+
+def test_the_page_about_python_names_the_options_that_differ():
+    page = (ROOT / "docs" / "how-to" / "python.md").read_text()
+    section = page.partition("## Options that differ\n")[2].partition("\n## ")[0]
+    rows = [line.split("|") for line in section.splitlines() if line.startswith("| ")]
+    named = set(re.findall(r"`(?:\w+ )?(--[a-z-]+)", "".join(row[1] for row in rows)))
+    words = set(re.findall(r"\w+", "".join(row[2] for row in rows) + section.rpartition("|")[2]))
+    options, arguments, commands = differences()
+    # These have the same name and another form.
+    assert named - {"--params", "--expect", "--row"} == options
+    # `batchmill infer` leaves out the options of confinement, because a model rejects them.
+    assert (arguments - {*ConfinementOptions.model_fields}) | commands <= words
 
 
 def test_the_short_examples_of_steps_print_rows_and_the_log():
