@@ -24,7 +24,10 @@ import pyarrow.parquet as pq
 from torch.utils.data import DataLoader, Dataset
 
 from batchmill import SampleDataset, open_dataset
+from batchmill.layout import FAILURES_CSV, METADATA
 from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.snapshots import Snapshot
+from batchmill.ledger.state import State
 from batchmill.storage import LocalStore
 
 BATCH = 5_000
@@ -59,8 +62,9 @@ def collate_to_count(batch: Sequence[Any]) -> int:
 
 
 def publish(folder: Path, rows: int) -> None:
-    """Write the table of a dataset with `rows` samples."""
-    Ledger(LocalStore(folder)).create()
+    """Publish the table of a dataset with `rows` samples."""
+    ledger = Ledger(LocalStore(folder))
+    ledger.create()
     batch = 1_000_000
     schema = pa.schema([("input", pa.string()), ("output", pa.string()), ("label", pa.string())])
     with pq.ParquetWriter(folder / "metadata.parquet", schema, compression="zstd") as writer:
@@ -70,6 +74,15 @@ def publish(folder: Path, rows: int) -> None:
             outputs = [f"files/{number:08}-{number:016x}/0000.wav" for number in numbers]
             labels = [f"class {number % CLASSES}" for number in numbers]
             writer.write_table(pa.table([names, outputs, labels], schema=schema))
+    snapshots, store = ledger.snapshots, ledger.store
+    store.copy(METADATA, snapshots.table_name(1))
+    found = {"content": store.content_of(METADATA), "rows": rows}
+    state = ledger.write_state(1, State(store)).file
+    snapshot = Snapshot(
+        number=1, created=1.0, state=state or {}, shown=1, step="step", settings={}, made_of="",
+        tables={METADATA: found, FAILURES_CSV: {"rows": 0}},
+    )  # fmt: skip
+    snapshots.record(snapshot)
 
 
 def worker_mib(dataset: Dataset[Any], workers: int, context: str) -> Iterator[float]:

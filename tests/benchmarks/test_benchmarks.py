@@ -43,6 +43,14 @@ def work():
     return benchmarks.peers.work
 
 
+def test_the_dataset_of_the_benchmark_of_reading_can_be_opened(tmp_path):
+    import batchmill
+    from benchmarks.reading import publish
+
+    publish(tmp_path / "dataset", 30)
+    assert len(batchmill.open_dataset(tmp_path / "dataset")) == 30
+
+
 @pytest.mark.parametrize("kind", ["words", "clips", "spectrograms"])
 def test_inputs_are_the_same_each_time_and_differ_from_each_other(work, tmp_path, kind):
     for name in ("one", "two"):

@@ -83,6 +83,11 @@ def test_recordings_become_clips_and_the_server_shows_the_run(shell, api, record
     assert event["payload"]["input"] == "broken.wav"
     (event,) = events_of(api, run, "batchmill.run.started")
     assert event["payload"]["pending"] == count
+    (event,) = events_of(api, run, "prefect.asset.materialization.succeeded")
+    assert event["resource"]["prefect.resource.id"] == f"file://{work}/clips"
+    assert event["payload"] == {"version": 1, "rows": len(table)}
+    related = [one["prefect.resource.id"] for one in event["related"]]
+    assert {f"file://{recordings}", "batchmill"} <= {*related}
     assert "1 of " in (work / "clips" / "report.html").read_text()
     filters = {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200}
     logs = [log["message"] for log in api("/logs/filter", filters)]

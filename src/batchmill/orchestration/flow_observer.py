@@ -30,7 +30,7 @@ from batchmill.publishing.summary import Summary, failure_message
 from batchmill.runs.execute import RunEnd, RunObserver
 from batchmill.runs.progress import Progress
 from batchmill.runs.run import Run
-from batchmill.tasks.dataset import write_metadata, write_report
+from batchmill.tasks.dataset import assets_at, write_metadata, write_report
 
 # The last flow run is searched in this number of runs.
 _MOST_IDLE = 20
@@ -104,7 +104,14 @@ class FlowObserver(RunObserver):
     def write_tables(self, prepared: Prepared, run: int) -> str:
         """Write the tables in a task run. Return why nothing was published. Usually empty."""
         hidden: Any = opaque(prepared)  # Keeps Prefect from searching it for futures.
-        return write_metadata(hidden, run)
+        job = prepared.job
+        task = write_metadata.with_options(
+            assets=assets_at(job.output), asset_deps=[*assets_at(job.manifest)]
+        )
+        state: State[Any] = task(hidden, run, return_state=True)
+        if state.name != "Unpublished" and not state.is_completed():
+            state.result()  # Raises the error of the task.
+        return "" if state.is_completed() else state.message or ""
 
     def write_report(self, ledger: Ledger, run: int, dataset: str) -> None:
         """Write the report in a task run, and show it as an artifact."""

@@ -122,7 +122,10 @@ def own_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     A container may use fewer cores than its machine has. `cpu.max` in the folder of its control
     group (cgroup v2) then holds a quota and a period in microseconds.
     """
-    cores = len(os.sched_getaffinity(0))
+    # macOS and Windows, where datasets can be read, do not have this call.
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
     except (OSError, ValueError):

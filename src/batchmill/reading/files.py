@@ -7,6 +7,7 @@ import importlib
 import io
 import json
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -222,9 +223,8 @@ class _OpenPack:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-
-    def __del__(self) -> None:
-        os.close(self.descriptor)
+        # Unlike `__del__`, it also works while the interpreter ends.
+        weakref.finalize(self, os.close, descriptor)
 
 
 class PackReader:
