@@ -1,6 +1,7 @@
 """Build the documentation site: `python docs/site/build.py [FOLDER]`, by default build/site.
 
-Lays out the pages, generates the reference, and runs zensical. If a link is broken or a page is
+Lays out the pages, generates the reference, and runs zensical. The site also has the pages as
+Markdown, which llms.txt lists. If a link is broken or a page is
 missing in the navigation, prints a sentence for each fault and exits with 2.
 """
 
@@ -13,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 import yaml
+from llms import llms_txt
 from pages import ROOT, SiteError, check_navigation, lay_out
 
 HERE = Path(__file__).parent
@@ -32,8 +34,9 @@ def build(target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="batchmill-site-") as folder:
         work = Path(folder)
         pages = work / "docs"
-        places = lay_out(pages)
-        check_navigation(yaml.safe_load(settings)["nav"], [*places, *REFERENCE])
+        places = [*lay_out(pages), *REFERENCE]
+        navigation = yaml.safe_load(settings)["nav"]
+        check_navigation(navigation, places)
         _write_reference(pages)
         for name in ASSETS:
             shutil.copyfile(HERE / name, pages / name)
@@ -49,6 +52,9 @@ def build(target: Path) -> None:
             # zensical prints the faults in colour, and then its own traceback.
             said = _COLOURS.sub("", done.stderr)
             raise SiteError([said.partition("Traceback (most")[0].strip() or said])
+        for place in places:
+            shutil.copyfile(pages / place, work / "site" / place)
+        (work / "site" / "llms.txt").write_text(llms_txt(navigation, pages), encoding="utf-8")
         shutil.rmtree(target, ignore_errors=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(work / "site", target)
