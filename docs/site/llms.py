@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 _FRONT_MATTER = re.compile(r"\A---\n.*?^---\n", re.MULTILINE | re.DOTALL)
-_SENTENCE = re.compile(r".*?[.:](?=\s|$)")
+_SENTENCE = re.compile(r".*?\.(?=\s|$)|.+")
 
 
 def llms_txt(navigation: list[Any], folder: Path) -> str:

@@ -15,6 +15,8 @@ from live import clean_environment, made_once
 ROOT = Path(__file__).parents[2]
 SKILL = ROOT / "docs" / "agents" / "SKILL.md"
 SITE = ROOT / "docs" / "site"
+# Two runs and eight other commands, on a busy machine.
+SECONDS = 600
 # Saves the arguments, the exit code and the standard output of each command.
 SAVE = """
 number=100
@@ -37,7 +39,7 @@ def commands(shell, work, tmp_path):
     shell.environment["SAVED"] = str(saved)
     blocks = re.findall(r"```sh\n(.*?)```", SKILL.read_text(), re.DOTALL)
     assert len(blocks) >= 7
-    done = shell.run("bash", "-c", "\n".join(["set -eu", SAVE, *blocks]))
+    done = shell.run("bash", "-c", "\n".join(["set -eu", SAVE, *blocks]), timeout=SECONDS)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     found = []
     for file in sorted(saved.glob("*.command")):
@@ -50,6 +52,7 @@ def keys_of(row):
     return set(re.findall(r"`(\w+)`", row))
 
 
+@pytest.mark.timeout(SECONDS)
 def test_the_commands_of_the_skill_find_fix_and_prove(commands):
     assert [(name, code) for name, code, _ in commands] == [
         ("try", 0),

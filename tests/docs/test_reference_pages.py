@@ -1,8 +1,9 @@
-"""The pages of settings and messages agree with the source."""
+"""The pages of settings and messages, and about the installation, agree with the source."""
 
 import ast
 import importlib
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -112,3 +113,26 @@ def test_a_message_on_the_page_is_in_the_source(message):
 def test_the_page_has_many_messages():
     assert len(messages()) >= 30
     assert len(set(messages())) == len(messages())
+
+
+INSTALL = (ROOT / "docs" / "how-to" / "install.md").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_the_page_about_the_installation_has_all_extras_and_their_packages():
+    rows = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \|", INSTALL, re.MULTILINE)
+    extras = {
+        name: sorted(re.match(r"[\w-]+", one)[0] for one in packages)
+        for name, packages in PROJECT["optional-dependencies"].items()
+        if name not in ("dev", "docs")  # `make setup` installs them.
+    }
+    assert {name: sorted(brings.lower().split(", ")) for name, brings in rows} == extras
+
+
+def test_the_page_about_the_installation_has_the_versions_of_python():
+    prefix = "Programming Language :: Python :: 3."
+    tried = [f"3.{one.removeprefix(prefix)}" for one in PROJECT["classifiers"] if prefix in one]
+    assert len(tried) > 1
+    assert f"| {PROJECT['requires-python'].removeprefix('>=')} or newer | {', '.join(tried)} |" in (
+        INSTALL
+    )
