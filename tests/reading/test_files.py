@@ -173,7 +173,7 @@ def test_a_missing_library_is_reported_when_the_dataset_is_opened(
 ):
     folder = publish_rows(tmp_path / "d", {name: "x"})
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(OptionError, match=rf"pip install 'batchmill\[{extra}\]'"):
+    with pytest.raises(OptionError, match=rf"pip install 'batchmill\[{extra}\] @ git"):
         open_dataset(folder)
 
 

@@ -594,4 +594,4 @@ def test_without_pillow_the_error_names_the_extra():
         "load_step('batchmill.steps.images:resize')"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert "Image steps need Pillow: pip install 'batchmill[images]'" in done.stderr
+    assert "Image steps need Pillow: pip install 'batchmill[images] @ git" in done.stderr

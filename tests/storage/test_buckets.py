@@ -325,7 +325,7 @@ def test_the_error_for_a_missing_library_names_the_extra(library, scheme, extra)
         "except Exception as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert f"pip install 'batchmill[{extra}]'" in done.stdout, done.stderr
+    assert f"pip install 'batchmill[{extra}] @ git" in done.stdout, done.stderr
 
 
 def test_the_scratch_folder_of_a_killed_process_is_removed(tmp_path, monkeypatch):

@@ -24,6 +24,7 @@ from batchmill.storage.addresses import Address
 from batchmill.storage.beneath import open_file
 from batchmill.storage.scratch import scratch_folder
 from batchmill.urls import last_part
+from batchmill.version import install_command
 
 # A file of an open pack is read with one system call.
 _MOST_OPEN = 64
@@ -149,7 +150,7 @@ def _library(kind: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise OptionError(
-            f"Opening {kind} files needs {name.partition('.')[0]}: pip install 'batchmill[{extra}]'"
+            f"Opening {kind} files needs {name.partition('.')[0]}: {install_command(extra)}"
         ) from error
 
 

@@ -11,12 +11,13 @@ from batchmill.step.tracked_file import ContentCounts
 from batchmill.steps.annotations import SUFFIXES, read_labels
 from batchmill.steps.clips import ClipFilter
 from batchmill.steps.recordings import open_recording, to_frames
+from batchmill.version import install_command
 
 try:
     import numpy as np
     import soundfile
 except ImportError as error:
-    raise StepError("Audio steps need soundfile: pip install 'batchmill[audio]'") from error
+    raise StepError(f"Audio steps need soundfile: {install_command('audio')}") from error
 
 # Formats that WAV stores without loss: the WAV subtype, and the NumPy type for reading.
 _LOSSLESS = {

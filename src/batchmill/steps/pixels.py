@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from batchmill.errors import StepError
+from batchmill.version import install_command
 
 try:
     import numpy as np
     from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 except ImportError as error:
-    raise StepError("Image steps need Pillow: pip install 'batchmill[images]'") from error
+    raise StepError(f"Image steps need Pillow: {install_command('images')}") from error
 
 Fit = Literal["contain", "cover", "stretch", "pad"]
 Format = Literal["png", "jpeg", "webp", "same"]

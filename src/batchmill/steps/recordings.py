@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from batchmill.errors import StepError
+from batchmill.version import install_command
 
 try:
     import numpy as np
     import soundfile
 except ImportError as error:
-    raise StepError("Audio steps need soundfile: pip install 'batchmill[audio]'") from error
+    raise StepError(f"Audio steps need soundfile: {install_command('audio')}") from error
 
 
 class Recording(soundfile.SoundFile):

@@ -12,12 +12,13 @@ from batchmill.step.tracked_file import ContentCounts
 from batchmill.steps.annotations import SUFFIXES, read_labels
 from batchmill.steps.clips import Clip, ClipFilter
 from batchmill.steps.recordings import Recording, open_recording, to_frames
+from batchmill.version import install_command
 
 try:
     import numpy as np
     import soxr
 except ImportError as error:
-    raise StepError("Spectrograms need numpy and soxr: pip install 'batchmill[audio]'") from error
+    raise StepError(f"Spectrograms need numpy and soxr: {install_command('audio')}") from error
 
 # The lowest power, -100 dB. The logarithm of silence would be infinite.
 _FLOOR = 1e-10

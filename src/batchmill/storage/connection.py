@@ -12,6 +12,7 @@ from batchmill.security.redaction import without_secrets
 from batchmill.storage.provider_requests import GOOGLE_SCHEMES, open_google
 from batchmill.url_secrets import hide_secrets
 from batchmill.urls import is_web
+from batchmill.version import install_command
 
 _FINAL = (
     FileNotFoundError,
@@ -144,7 +145,7 @@ def _reason(url: str, error: Exception) -> str:
     if isinstance(error, ImportError):
         if scheme not in _EXTRAS:
             return f"{text}."
-        install = f"pip install 'batchmill[{_EXTRAS[scheme]}]'"
+        install = install_command(_EXTRAS[scheme])
         return f"{scheme}:// URLs need another library. Run {install}."
     if isinstance(error, ValueError) and "rotocol" in text:
         return f"no library opens {scheme}:// URLs. Check the spelling."

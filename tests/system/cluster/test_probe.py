@@ -56,7 +56,7 @@ def test_a_node_without_batchmill(refused, node, tmp_path):
     node(environment={"PYTHONPATH": str(tmp_path / "none")})
     text = refused()
     assert f"batchmill is not installed there (for {sys.executable})" in text
-    assert "pip install batchmill==0.1.0" in text
+    assert "Install the same version as here: batchmill 0.1.0" in text
 
 
 def test_a_node_with_another_version_of_batchmill(refused, node, tmp_path):

@@ -156,7 +156,7 @@ def _portable_probe() -> Callable[..., list[str]]:
             from batchmill.version import VERSION as found  # noqa: N811
         except ImportError:
             where = f"for {sys.executable}"
-            remedy = f"Install the same version as here: pip install batchmill=={version}"
+            remedy = f"Install the same version as here: batchmill {version}."
             return [f"batchmill is not installed there ({where}). {remedy}"]
         if found != version:
             versions = f"batchmill is {found} there, and {version} here"
