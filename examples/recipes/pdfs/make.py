@@ -14,20 +14,20 @@ KILN = ["The kiln needs nine hours to reach 1,240 degrees."]
 def pdf(contents, title=""):
     """Return a PDF with a page for each content stream."""
     pages = range(5, 5 + 2 * len(contents), 2)
+    kids = " ".join(f"{page} 0 R" for page in pages)
     objects = [
         "<< /Type /Catalog /Pages 2 0 R >>",
-        f"<< /Type /Pages /Count {len(pages)} "
-        f"/Kids [{' '.join(f'{page} 0 R' for page in pages)}] >>",
+        f"<< /Type /Pages /Count {len(pages)} /MediaBox [0 0 595 842] /Kids [{kids}] >>",
         f"<< /Title ({title}) >>" if title else "<< >>",
         "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
     ]
     for page, content in zip(pages, contents, strict=True):
         stream = zlib.compress(content, 9)
+        head = f"<< /Length {len(stream)} /Filter /FlateDecode >>\nstream\n"
+        resources = "/Resources << /Font << /F1 4 0 R >> >>"
         objects += [
-            "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 595 842] "
-            f"/Resources << /Font << /F1 4 0 R >> >> /Contents {page + 1} 0 R >>",
-            f"<< /Length {len(stream)} /Filter /FlateDecode >>\n"
-            f"stream\n{stream.decode('latin-1')}\nendstream",
+            f"<< /Type /Page /Parent 2 0 R {resources} /Contents {page + 1} 0 R >>",
+            f"{head}{stream.decode('latin-1')}\nendstream",
         ]
     out, table = b"%PDF-1.7\n", f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n"
     for number, content in enumerate(objects, 1):
