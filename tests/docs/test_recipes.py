@@ -65,7 +65,7 @@ def test_pdfs(recipe, monkeypatch):
     monkeypatch.delenv("PDF_PASSWORDS", raising=False)
     recipe("pdfs", files="scans")
     job = ("scans", "pdf_pages:pages", "out")
-    policy = FailurePolicy(timeout=10, memory_limit="80M")
+    policy = FailurePolicy(timeout=5, memory_limit="50M")
     assert run_job(*job, policy=policy).executed == 8
     failures = batchmill.failures("out")
     assert outcomes(failures) == {

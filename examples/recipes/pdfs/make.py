@@ -11,13 +11,13 @@ FERRY = ["The first ferry leaves at six in the morning.", "Tickets are sold on b
 KILN = ["The kiln needs nine hours to reach 1,240 degrees."]
 
 
-def pdf(contents, title=""):
-    """Return a PDF with a page for each content stream."""
+def pdf(contents, title="", copies=1):
+    """Return a PDF with a page for each content stream, all of them `copies` times."""
     pages = range(5, 5 + 2 * len(contents), 2)
-    kids = " ".join(f"{page} 0 R" for page in pages)
+    kids = " ".join(f"{page} 0 R" for page in [*pages] * copies)
     objects = [
         "<< /Type /Catalog /Pages 2 0 R >>",
-        f"<< /Type /Pages /Count {len(pages)} /MediaBox [0 0 595 842] /Kids [{kids}] >>",
+        f"<< /Type /Pages /Count {len(pages) * copies} /MediaBox [0 0 595 842] /Kids [{kids}] >>",
         f"<< /Title ({title}) >>" if title else "<< >>",
         "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
     ]
@@ -61,8 +61,8 @@ def main(folder):
         "locked.pdf": locked(ferry, "open-sesame"),
         "half.pdf": ferry[: len(ferry) // 2],
         "not-found.pdf": b"<!doctype html><title>404 Not Found</title>",
-        # Thirty million spaces, which pypdf skips one by one.
-        "slow.pdf": pdf([b" " * 30_000_000 + shown("x")]),
+        # A thousand pages, each with five million spaces that pypdf skips one by one.
+        "slow.pdf": pdf([b" " * 5_000_000 + shown("x")], copies=1000),
         # A line of seventy million letters.
         "huge.pdf": pdf([shown("x" * 70_000_000)]),
     }
