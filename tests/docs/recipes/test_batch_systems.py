@@ -23,8 +23,9 @@ def test_the_script_for_one_node_commits_at_a_signal_and_resumes(shell, work):
     script = re.findall(r"```bash\n(#!/bin/bash.*?)```", PAGE.read_text(), re.DOTALL)[0]
     assert script.count(STEP) == script.count("/tmp/") == 1
     hurry = work / "hurry"
+    script = script.replace("/tmp/", f"{work}/")
     script = script.replace(STEP, f"slow:slow --param hurry={hurry} --batch-size 1")
-    (work / "job.sh").write_text(script.replace("/tmp/", f"{work}/"))
+    (work / "job.sh").write_text(script)
     (work / "slow.py").write_text(SLOW)
     for folder in ("recordings", ".venv/bin"):
         (work / folder).mkdir(parents=True)
