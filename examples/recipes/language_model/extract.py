@@ -2,7 +2,6 @@
 
 import json
 import os
-from functools import cache
 from pathlib import Path
 
 from openai import APIStatusError, AsyncOpenAI
@@ -29,6 +28,8 @@ class Extract:
 
     def __init__(self, *, model: str):
         self.model = model
+        # A model without a price fails before it costs anything.
+        self.price = json.loads(Path(__file__).with_name("prices.json").read_text())[model]
         schema = {"name": "order", "strict": True, "schema": Order.model_json_schema()}
         self.answer_format = {"type": "json_schema", "json_schema": schema}
 
@@ -57,21 +58,14 @@ class Extract:
             seconds = error.response.headers.get("Retry-After", "5")
             raise RetryAfter(float(seconds), "the server is busy") from error
         choice = answer.choices[0]
-        row = {"finish_reason": choice.finish_reason} | spent(self.model, answer.usage)
+        row = {"finish_reason": choice.finish_reason} | spent(self.price, answer.usage)
         if choice.finish_reason == "length":  # An answer that was cut off is no complete JSON.
             return row
         return row | Order.model_validate_json(choice.message.content).model_dump()
 
 
-def spent(model: str, usage) -> dict:
-    """Return the tokens of a request and its cost in dollars."""
-    price = prices()[model]  # Dollars for a million tokens.
+def spent(price: dict, usage) -> dict:
+    """Return the tokens of a request, and its cost. Prices are dollars for a million tokens."""
     sent, received = usage.prompt_tokens, usage.completion_tokens
     cost = (sent * price["sent"] + received * price["received"]) / 1e6
     return {"sent": sent, "received": received, "cost": cost}
-
-
-@cache
-def prices() -> dict:
-    """Read `prices.json`. A new price executes nothing again."""
-    return json.loads(Path(__file__).with_name("prices.json").read_text())

@@ -1,5 +1,6 @@
 """The recipe for language models: retries, checked answers, answers that were cut off, costs."""
 
+import re
 import shutil
 
 import pandas as pd
@@ -91,3 +92,17 @@ def test_a_new_price_executes_nothing(recipe, server):
     prices.write_text(prices.read_text().replace("0.60", "0.80"))
     job = job_of(recipe / "emails", STEP, recipe / "out", params=PARAMS)
     assert prepare(job).plan.pending.num_rows == 0
+
+
+def test_a_model_without_a_price_fails_before_a_request(recipe, server):
+    (recipe / "prices.json").write_text("{}")
+    assert {one.reason for one in run(recipe).values()} == {"KeyError: 'stand-in'"}
+    assert next(server.requests) == 1
+
+
+def test_the_page_shows_the_step():
+    page = (ROOT / "docs" / "recipes" / "language-model.md").read_text()
+    step = (ROOT / "examples" / "recipes" / "language_model" / "extract.py").read_text()
+    shown = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class " in block]
+    assert len(shown) == 2
+    assert [block for block in shown if block not in step] == []
