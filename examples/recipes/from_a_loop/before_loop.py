@@ -12,7 +12,7 @@ for path in sorted(glob("examples/recordings/*.flac")):
         continue  # An earlier run has done it.
     try:
         samples, rate = soundfile.read(path, always_2d=True)
-    except Exception as error:
+    except soundfile.LibsndfileError as error:
         print("skipped", path, error)
         continue
     sound = samples.mean(axis=1)

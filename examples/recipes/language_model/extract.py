@@ -13,7 +13,7 @@ TASK = "Extract the order from the e-mail."
 
 
 class Order(BaseModel):
-    """What the model must find. Its JSON schema is a part of the request."""
+    """The fields that the model must find. Its JSON schema is a part of the request."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -95,4 +95,6 @@ def clock(seconds: float) -> str:
     '01:01:01,500'
     """
     minutes, milliseconds = divmod(round(seconds * 1000), 60_000)
-    return f"{minutes // 60:02}:{minutes % 60:02}:{milliseconds // 1000:02},{milliseconds % 1000:03}"
+    return (
+        f"{minutes // 60:02}:{minutes % 60:02}:{milliseconds // 1000:02},{milliseconds % 1000:03}"
+    )

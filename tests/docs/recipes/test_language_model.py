@@ -103,6 +103,8 @@ def test_a_model_without_a_price_fails_before_a_request(recipe, server):
 def test_the_page_shows_the_step():
     page = (ROOT / "docs" / "recipes" / "language-model.md").read_text()
     step = (ROOT / "examples" / "recipes" / "language_model" / "extract.py").read_text()
-    shown = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class " in block]
+    shown = [
+        block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class " in block
+    ]
     assert len(shown) == 2
     assert [block for block in shown if block not in step] == []

@@ -82,3 +82,11 @@ def test_whisper_is_loaded_once_in_each_worker(spoken, tmp_path, monkeypatch):
     assert (tmp_path / "out" / table["output"][0]).read_text() == (
         "1\n00:00:00,000 --> 00:00:01,000\nen 1\n\n2\n01:01:01,000 --> 01:01:02,500\nen 2\n"
     )
+
+
+def test_the_page_shows_the_step():
+    page = (ROOT / "docs" / "recipes" / "transcription.md").read_text()
+    step = (ROOT / "examples" / "recipes" / "transcription" / "transcribe.py").read_text()
+    (shown,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert "@cache" in shown
+    assert shown in step
