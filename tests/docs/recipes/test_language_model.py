@@ -12,6 +12,8 @@ import batchmill
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.planning.prepare import prepare
 
+pytestmark = pytest.mark.slow
+
 STEP = "extract:Extract"
 PARAMS = {"model": "stand-in"}
 

@@ -9,6 +9,8 @@ from s3fs import S3FileSystem
 
 import batchmill
 
+pytestmark = pytest.mark.slow
+
 STEP = "batchmill.steps.images:resize"
 
 
@@ -44,7 +46,6 @@ def test_a_copy_with_new_dates_and_another_root_executes_nothing(scans, tmp_path
     assert run(table, copy / "small", options={"root": str(copy / "scans")}) == []
 
 
-@pytest.mark.slow
 def test_a_copy_in_a_bucket_executes_nothing(scans, bucket):
     place = bucket.removeprefix("s3://")
     S3FileSystem().put(f"{scans}/small/", f"{place}/small/", recursive=True)

@@ -18,6 +18,8 @@ from types import SimpleNamespace
 
 import soundfile
 
+pytestmark = pytest.mark.slow
+
 
 class WhisperModel:
     def __init__(self, model_size_or_path, *, device, compute_type):
