@@ -2,7 +2,6 @@
 
 import re
 import signal
-import subprocess
 
 from live import ROOT, wait_for
 
@@ -33,12 +32,12 @@ def test_the_script_for_one_node_commits_at_a_signal_and_resumes(shell, work):
     for number in range(5):
         (work / "recordings" / str(number)).touch()
 
-    run = shell.start("bash", "job.sh", stderr=subprocess.PIPE)
+    with (work / "log").open("w") as log:
+        run = shell.start("bash", "job.sh", stderr=log)
     parts = work / "clips" / ".batchmill" / "parts"
     wait_for(lambda: list(parts.glob("*.parquet")), "the first outcomes", 120)
     run.send_signal(signal.SIGTERM)  # As `--signal=B:TERM@60`, only to the script.
-    _, err = run.communicate(timeout=120)
-    assert run.returncode == 130, err
+    assert run.wait(timeout=120) == 130, (work / "log").read_text()
     done = shell.json("status", "clips")[1]["outcomes"]["ok"]
     assert 0 < done < 5
 
