@@ -85,12 +85,12 @@ def publish(folder: Path, rows: int) -> None:
     snapshots.record(snapshot)
 
 
-def worker_mib(dataset: Dataset[Any], workers: int, context: str) -> Iterator[float]:
+def worker_mib(dataset: Any, workers: int, context: str) -> Iterator[float]:
     """Yield the unshared memory of each worker in MiB, after all samples were read."""
     loader = DataLoader(
         dataset,
         batch_size=BATCH,
-        sampler=range(0, len(dataset), STRIDE),  # type: ignore[arg-type]
+        sampler=range(0, len(dataset), STRIDE),
         num_workers=workers,
         multiprocessing_context=context,
         persistent_workers=True,
@@ -105,18 +105,18 @@ def worker_mib(dataset: Dataset[Any], workers: int, context: str) -> Iterator[fl
             yield child.memory_full_info().uss / 2**20
 
 
-def look_up_microseconds(dataset: Dataset[Any]) -> float:
+def look_up_microseconds(dataset: Any) -> float:
     """Return the time of one look-up in microseconds, in random order."""
-    picked = np.random.default_rng(0).integers(0, len(dataset), 100_000).tolist()  # type: ignore[arg-type]
+    picked = np.random.default_rng(0).integers(0, len(dataset), 100_000).tolist()
     start = time.perf_counter()
     for index in picked:
         dataset[index]
     return (time.perf_counter() - start) / len(picked) * 1e6
 
 
-def table_row(name: str, dataset: Dataset[Any], workers: int, bare: dict[str, float]) -> None:
+def table_row(name: str, dataset: Any, workers: int, bare: dict[str, float]) -> None:
     """Print one row of the table."""
-    cells = [f"{len(dataset):,}", f"{len(pickle.dumps(dataset)):,}"]  # type: ignore[arg-type]
+    cells = [f"{len(dataset):,}", f"{len(pickle.dumps(dataset)):,}"]
     cells.append(f"{look_up_microseconds(dataset):.1f}")
     for context in ("fork", "spawn"):
         found = [mib - bare[context] for mib in worker_mib(dataset, workers, context)]

@@ -113,7 +113,7 @@ def pages_in(text):
     """Return the page of each line of llms.txt. Its lines follow the format of llmstxt.org."""
     title, summary, *rest = [line for line in text.splitlines() if line]
     assert title == "# batchmill"
-    assert summary.startswith("> batchmill runs one Python function over every file")
+    assert summary.startswith("> batchmill is a Prefect plugin. It runs one Python function")
     pages = []
     for line in rest:
         if not line.startswith("## "):
