@@ -22,7 +22,7 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # Set in the environment of all contenders, so that their processes can be found.
 _MARK = "BATCHMILL_BENCHMARK_FOLDER"
 # The longest wait for killed processes. A zombie can remain if its parent does not reap it.
-_KILLED_SECONDS = 5
+KILLED_SECONDS = 5
 
 
 class RaceError(Exception):
@@ -77,13 +77,13 @@ class Arena:
             process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env=self._environment(),
+                env=self.environment(),
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
             )
             try:
-                in_time = _ends_within(process, self.limit_seconds)
+                in_time = ends_within(process, self.limit_seconds)
                 seconds = time.perf_counter() - begun
             finally:
                 self._end(process)
@@ -101,14 +101,14 @@ class Arena:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(self.patience_seconds)
-        _, left = psutil.wait_procs(self._started(), self.patience_seconds)
+        _, left = psutil.wait_procs(self.started(), self.patience_seconds)
         for one in left:
             with suppress(psutil.NoSuchProcess):
                 one.kill()
-        psutil.wait_procs(left, _KILLED_SECONDS)
+        psutil.wait_procs(left, KILLED_SECONDS)
         process.wait()
 
-    def _started(self) -> list[psutil.Process]:
+    def started(self) -> list[psutil.Process]:
         """Return the processes that contenders started, also those in other sessions."""
         found = []
         for process in psutil.process_iter():
@@ -118,7 +118,8 @@ class Arena:
                     found.append(process)
         return found
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
+        """Return the environment of all contenders, without the user's settings of tools."""
         own = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
         for name, place in (
             ("PREFECT_HOME", "prefect"),
@@ -164,7 +165,7 @@ class Arena:
         return self.folder / f"{name}.log"
 
 
-def _ends_within(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
+def ends_within(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
     """Wait for the end of a command. Popen.wait with a timeout polls only every 50 ms."""
     descriptor = os.pidfd_open(process.pid)
     try:
