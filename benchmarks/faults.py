@@ -10,17 +10,19 @@ The trials of a tool:
    is then killed, as by the kernel. `all` has all of these. The same command runs a second time.
 2. `change`: good files. The same command runs again, then after one more file, then after a change
    of one line of the function.
-3. `kill`: good files. All processes get SIGKILL at random moments, and the same command starts
-   again each time. The last run is not killed.
+3. `kill`: good files. All processes get SIGKILL after a random number of executions, and the same
+   command starts again each time. The last run is not killed.
 
 The function appends to a log at each execution. The right rows are computed without a tool. Writes
-build/bench/faults.json, and prints tables. All tools together take about half an hour on two cores;
-`--files 100 --kills 3 --limit 40` takes some minutes.
+build/bench/faults.json, and prints tables. Figures of the same day and options stay if --tools or
+--trials leaves them out. All tools together take about half an hour on two quiet cores;
+`--files 100 --kills 5` takes a third of it.
 """
 
 import argparse
 import json
 import random
+import shutil
 import sys
 import tempfile
 import threading
@@ -36,7 +38,7 @@ from benchmarks import machine
 from benchmarks.compare import say
 from benchmarks.peers.environments import ROOT, InstallError
 from benchmarks.peers.faults.table import tables
-from benchmarks.peers.faults.tools import TOOLS, Tool
+from benchmarks.peers.faults.tools import OURS, TOOLS, Tool
 from benchmarks.peers.faults.trial import Trial
 
 FIGURES = ROOT / "build" / "bench" / "faults.json"
@@ -52,7 +54,7 @@ TRIALS = (*BAD, "change", "kill")
 
 
 class Job(NamedTuple):
-    """One or two trials of a tool."""
+    """A trial of a tool."""
 
     tool: Tool
     name: str
@@ -67,16 +69,18 @@ class Bench:
         self.figures: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
         self._count = 0
+        self._prefect: Path | None = None
 
     def jobs(self, tool: Tool) -> list[Job]:
-        """Return the chosen trials of a tool. A kill needs the time of an undisturbed run."""
+        """Return the chosen trials of a tool."""
         found = [
             Job(tool, name, partial(self.bad, name=name))
             for name in BAD
             if name in self.options.trials
         ]
-        if {"change", "kill"} & set(self.options.trials):
-            found.append(Job(tool, "change and kill", self.change_and_kill))
+        for name, call in (("change", self.change), ("kill", self.kill)):
+            if name in self.options.trials:
+                found.append(Job(tool, name, call))
         return found
 
     def trial(self, tool: Tool, bad: dict[str, int]) -> Trial:
@@ -84,7 +88,16 @@ class Bench:
         with self._lock:
             self._count += 1
             folder = self.folder / str(self._count)
-        return Trial(tool, folder, self.options.files, bad, SEED)
+        trial = Trial(tool, folder, self.options.files, bad, SEED)
+        if self._prefect and tool.name == OURS:
+            shutil.copytree(self._prefect, trial.prefect_home)
+        return trial
+
+    def warm_up(self, tool: Tool) -> None:
+        """Run batchmill once, because the first run of a user creates Prefect's database."""
+        trial = self.trial(tool, {})
+        trial.run(5 * self.options.limit)
+        self._prefect = trial.prefect_home
 
     def keep(self, tool: Tool, name: str, figures: Any) -> None:
         """Keep the figures of a trial, and show them."""
@@ -99,8 +112,8 @@ class Bench:
         self.keep(tool, name, {"bad": trial.files.bad, "runs": runs})
         trial.close()
 
-    def change_and_kill(self, tool: Tool) -> None:
-        """Run the command after changes, and then with kills in another folder."""
+    def change(self, tool: Tool) -> None:
+        """Run the command again after changes."""
         trial = self.trial(tool, {})
         first = trial.run(self.options.limit)
         again = trial.run(self.options.limit)
@@ -111,17 +124,18 @@ class Bench:
         runs = {"first": first, "again": again, "more": more, "changed": changed}
         self.keep(tool, "change", {name: run.figures() for name, run in runs.items()})
         trial.close()
-        if "kill" in self.options.trials:
-            # The first run of a tool can also create a database.
-            whole = [one for one in (first, changed) if one.executed >= self.options.files]
-            self.kill(tool, min([one.seconds for one in whole] or [first.seconds]))
 
-    def kill(self, tool: Tool, seconds: float) -> None:
-        """Kill the command at random moments, each within the time of an undisturbed run."""
+    def kill(self, tool: Tool) -> None:
+        """Kill the command after random numbers of executions, and start it again.
+
+        All kills together come after a few less executions than there are files, on average.
+        """
         trial = self.trial(tool, {})
-        moments = random.Random(f"{SEED} {tool.name}")
+        numbers = random.Random(f"{SEED} {tool.name}")
+        most = max(1, 2 * self.options.files // (self.options.kills + 1))
         killed = sum(
-            trial.launch(moments.uniform(0, seconds))[0] is None for _ in range(self.options.kills)
+            trial.launch(self.options.limit, numbers.randint(1, most))[0] is None
+            for _ in range(self.options.kills)
         )
         last = trial.run(self.options.limit)
         executed = trial.executions()
@@ -131,7 +145,6 @@ class Bench:
             {
                 "starts": self.options.kills,
                 "killed": killed,
-                "undisturbed": round(seconds, 1),
                 "executed": executed,
                 "last": last.figures(),
             },
@@ -147,6 +160,8 @@ def run(bench: Bench, chosen: list[Tool]) -> dict[str, str]:
         try:
             tool.command(Path(), Path(), Path())
             able.append(tool)
+            if tool.name == OURS:
+                bench.warm_up(tool)
         except InstallError as error:
             troubles[tool.name] = str(error)
             say(f"{tool.title} is left out: {error}")
@@ -162,6 +177,20 @@ def run(bench: Bench, chosen: list[Tool]) -> dict[str, str]:
         # The slowest tools are the last ones.
         list(pool.map(one, [job for tool in able[::-1] for job in bench.jobs(tool)]))
     return troubles
+
+
+def add_earlier(figures: dict[str, Any], path: Path) -> None:
+    """Add the figures of tools and trials that were measured earlier with the same options."""
+    earlier = json.loads(path.read_text()) if path.exists() else {}
+    same = ("made", "files", "kills", "limit")
+    if not earlier or any(figures[name] != earlier[name] for name in same):
+        return
+    for part in ("titles", "versions", "limits"):
+        figures[part] = earlier[part] | figures[part]
+    tools = {}
+    for name in [tool.name for tool in TOOLS if tool.name in figures["titles"]]:
+        tools[name] = earlier["tools"].get(name, {}) | figures["tools"].get(name, {})
+    figures["tools"] = tools
 
 
 def main() -> None:
@@ -190,6 +219,7 @@ def main() -> None:
         "minutes": round((datetime.now(UTC) - begun).total_seconds() / 60, 1),
         "command": " ".join(["python -m benchmarks.faults", *sys.argv[1:]]),
         "files": options.files,
+        "kills": options.kills,
         "limit": options.limit,
         "machine": machine.describe(),
         "titles": {one.name: one.title for one in chosen},
@@ -198,6 +228,7 @@ def main() -> None:
         "troubles": troubles,
         "tools": {one.name: bench.figures.get(one.name, {}) for one in chosen},
     }
+    add_earlier(figures, options.figures)
     options.figures.parent.mkdir(parents=True, exist_ok=True)
     options.figures.write_text(json.dumps(figures, indent=1) + "\n")
     say(f"figures: {options.figures}")

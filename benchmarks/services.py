@@ -5,6 +5,10 @@ python -m benchmarks.services [--inputs 5000] [--latency 0.2] [--concurrency 100
 A server of this machine answers each request after the latency. The time begins with the first
 request and ends with the last answer, so it has no start-up. A bare loop has as many requests at a
 time as the two workers together.
+
+A map task of Ray Data has four async batches at a time by default. Here, each of the two actors has
+two tasks (`max_concurrency=2`), and each task has half of the concurrency. The limit is the
+environment variable RAY_DATA_DEFAULT_ASYNC_BATCH_UDF_MAX_CONCURRENCY, in plan_udf_map_op.py of Ray.
 """
 
 import argparse
@@ -49,10 +53,13 @@ async def ask(session, text):
         return (await response.json())["choices"][0]["message"]["content"]
 '''
 RAY_DATA = """
-import sys, aiohttp, ray
+import os, sys
+inputs, concurrency = sys.argv[1], int(sys.argv[2])
+# Ray reads it when it is imported.
+os.environ["RAY_DATA_DEFAULT_ASYNC_BATCH_UDF_MAX_CONCURRENCY"] = str(concurrency // 2)
+import aiohttp, ray
 sys.path.insert(0, ".")
 import asking
-inputs, concurrency = sys.argv[1], int(sys.argv[2])
 
 class Ask:
     def __init__(self):
@@ -67,7 +74,7 @@ class Ask:
 ray.init(num_cpus=2, logging_level="ERROR", include_dashboard=False)
 # Each actor needs half a core, because the tasks that read files need one, too.
 found = ray.data.read_binary_files(inputs, override_num_blocks=16).map_batches(
-    Ask, batch_size=1, concurrency=2, max_concurrency=concurrency, num_cpus=0.5
+    Ask, batch_size=1, concurrency=2, max_concurrency=2, num_cpus=0.5
 )
 found.write_parquet("ray-out")
 """

@@ -142,6 +142,8 @@ class Arena:
                 "RAY_USAGE_STATS_ENABLED": "0",
                 "HF_HUB_OFFLINE": "1",
                 "DO_NOT_TRACK": "1",
+                "COCOINDEX_DISABLE_USAGE_TRACKING": "1",
+                "DATACHAIN_NO_ANALYTICS": "1",
             }
         )
 

@@ -1,1 +1,1 @@
-"""What tools do with bad files and kills. `benchmarks.faults` runs all of them."""
+"""Tools, bad files and kills. `benchmarks.faults` shows what happens to the good files."""

@@ -18,7 +18,7 @@ _MOST_BYTES = 50_000_000
 
 
 class Verdict(NamedTuple):
-    """What a tool has left after a run.
+    """The results of a run, and the files that it reports.
 
     Attributes:
         good: The number of files that are not bad.

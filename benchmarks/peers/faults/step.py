@@ -1,7 +1,7 @@
 """The function that all tools run over the files, some of which are bad.
 
 The command writes each tool's script into the folder of a trial, with this file instead of its
-import, because a user's script has its function in it, and some tools find a change only there.
+import. A user's script has its function in it, and some tools find a change only there.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ def work(path: str | Path) -> dict[str, Any]:
         for _ in range(30):
             blocks.append(b"x" * (50 * MEGABYTE))
             time.sleep(0.1)
-        # 1.5 GB: the machine has no more, so the kernel would kill the process.
+        # The kernel kills a process that needs more memory than the machine has.
         os.kill(os.getpid(), signal.SIGKILL)
     digest = hashlib.pbkdf2_hmac("sha256", text.encode(), b"faults", 20_000)
     return {"name": name, "word": text[:4], "digest": digest.hex()}

@@ -29,6 +29,7 @@ CHANGE = ('"word": text[:4]', '"word": text[:5]')
 LETTERS, CHANGED_LETTERS = 4, 5
 # Processes that a command leaves behind are killed after this time.
 _PATIENCE_SECONDS = 10.0
+_POLL_SECONDS = 0.01
 
 
 class Run(NamedTuple):
@@ -38,7 +39,7 @@ class Run(NamedTuple):
         exit: The exit status. None if it did not end before the limit or the kill.
         seconds: The time from its start to its end.
         executed: How often the function was executed.
-        verdict: What the tool has left.
+        verdict: The results that the tool has left.
         last: The last line of its output.
     """
 
@@ -72,6 +73,11 @@ class Trial:
         self.right = right_rows(self.files.good, LETTERS)
         tool.write_code(self.code)
 
+    @property
+    def prefect_home(self) -> Path:
+        """The folder with Prefect's database."""
+        return self.folder / "prefect"
+
     def run(self, limit_seconds: float) -> Run:
         """Run the command, and judge what it has left."""
         before = self.executions()
@@ -80,8 +86,15 @@ class Trial:
         verdict = judge(read_rows(self.out), names, self.right, self.files.bad)
         return Run(exit_status, seconds, self.executions() - before, verdict, self._last())
 
-    def launch(self, limit_seconds: float) -> tuple[int | None, float]:
-        """Run the command. Kill all its processes at the limit, or when it has ended."""
+    def launch(
+        self, limit_seconds: float, kill_after: int | None = None
+    ) -> tuple[int | None, float]:
+        """Run the command. Kill all its processes at the limit, or when it has ended.
+
+        Args:
+            limit_seconds: The limit.
+            kill_after: Kill them as soon as the function was executed this number of times.
+        """
         command = self.tool.command(self.inputs, self.out, self.code)
         stdout, stderr = self._streams()
         with stdout.open("wb") as out, stderr.open("wb") as err:
@@ -96,6 +109,9 @@ class Trial:
                 start_new_session=True,
             )
             try:
+                if kill_after:
+                    self._await(process, self.executions() + kill_after, limit_seconds)
+                    limit_seconds = 0
                 in_time = ends_within(process, limit_seconds)
                 seconds = time.perf_counter() - begun
                 if in_time:
@@ -121,6 +137,15 @@ class Trial:
     def executions(self) -> int:
         """Return the number of executions of all runs."""
         return self.log.read_text().count("\n")
+
+    def _await(
+        self, process: "subprocess.Popen[bytes]", executions: int, limit_seconds: float
+    ) -> None:
+        """Wait until the log has a number of executions, the command has ended, or the limit."""
+        end = time.monotonic() + limit_seconds
+        while time.monotonic() < end and self.executions() < executions:
+            if ends_within(process, _POLL_SECONDS):
+                return
 
     def _streams(self) -> tuple[Path, Path]:
         return self.folder / "stdout.log", self.folder / "stderr.log"

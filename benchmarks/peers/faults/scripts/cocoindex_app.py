@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from operator import itemgetter
 from pathlib import Path
 
 import cocoindex as coco
@@ -49,8 +50,9 @@ async def process_file(file: FileLike, inputs: Path, out: Path) -> None:
 
 @coco.fn
 async def app_main(inputs: Path, out: Path) -> None:
-    """Mount a component for each file."""
-    await coco.mount_each(process_file, localfs.walk_dir(inputs).items(), inputs, out)
+    """Mount a component for each file, in the order of names, as the other tools."""
+    files = [item async for item in localfs.walk_dir(inputs).items()]
+    await coco.mount_each(process_file, sorted(files, key=itemgetter(0)), inputs, out)
 
 
 app = coco.App(

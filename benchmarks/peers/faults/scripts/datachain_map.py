@@ -1,8 +1,10 @@
 """DataChain: `read_storage`, `map` in two processes, `save`, and the table as Parquet.
 
 `delta=True` processes new and changed files alone, and `delta_retry` those whose row has an error,
-which the function returns in a column. If a run stops, a checkpoint keeps the rows that are done.
-There is no limit of time or memory.
+which the function returns in a column. If a run stops, a checkpoint keeps the rows that are done,
+and `batch_size=10` stores them ten at a time. There is no limit of time or memory. With `delta`, a
+changed function alone executes nothing. Without it, a new file executes all files again, and a
+change is noticed in the function that `map` gets, not in the functions that it calls.
 """
 
 import sys
@@ -35,7 +37,7 @@ def main() -> None:
     files = dc.read_storage(
         INPUTS.as_uri(), update=True, delta=True, delta_on="file.path", delta_retry="row.error"
     )
-    rows = files.settings(parallel=2).map(row=attempt).save("rows")
+    rows = files.settings(parallel=2, batch_size=10).map(row=attempt).save("rows")
     rows.to_parquet(OUT / "rows.parquet")
     failed = [row for row in rows.to_values("row") if row.error]
     for row in failed:
