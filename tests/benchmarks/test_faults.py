@@ -144,6 +144,27 @@ def test_each_script_gets_the_function_and_its_changed_line(tmp_path):
         assert CHANGE[1] in code.read_text()
 
 
+def test_figures_of_other_tools_stay_if_the_options_are_the_same(tmp_path):
+    from benchmarks.faults import add_earlier
+
+    same = {"made": "2026-11-29", "files": 40, "kills": 2, "limit": 60.0}
+    parts = {name: {"for_loop": "old"} for name in ("titles", "versions", "limits")}
+    earlier = same | parts | {"tools": {"for_loop": {"raise": 1, "hang": 1}}}
+    path = tmp_path / "figures.json"
+    path.write_text(json.dumps(earlier))
+    new = {name: {"batchmill": "new"} for name in parts}
+    figures = same | new | {"tools": {"batchmill": {"raise": 2}}}
+    add_earlier(figures, path)
+    assert figures["tools"] == {**earlier["tools"], "batchmill": {"raise": 2}}
+    assert figures["titles"] == {"for_loop": "old", "batchmill": "new"}
+    again = {**same, **parts, "tools": {"for_loop": {"raise": 3}}}
+    add_earlier(again, path)
+    assert again["tools"] == {"for_loop": {"raise": 3, "hang": 1}}
+    other = {**same, **new, "files": 41, "tools": {"batchmill": {"raise": 2}}}
+    add_earlier(other, path)
+    assert list(other["tools"]) == ["batchmill"]
+
+
 def test_versions_of_all_tools_are_pinned():
     from benchmarks.peers.faults.tools import TOOLS
 
