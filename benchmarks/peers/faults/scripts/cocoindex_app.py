@@ -8,6 +8,8 @@ There is another way: `coco.GPU` with `COCOINDEX_RUN_GPU_IN_SUBPROCESS=1`. It ha
 repeats a function that crashes without end.
 """
 
+# mypy: disallow-untyped-decorators=False
+
 import json
 import sys
 from collections.abc import Iterator
@@ -22,7 +24,7 @@ from cocoindex.resources.file import FileLike
 from benchmarks.peers.faults.step import work
 
 INPUTS, OUT = Path(sys.argv[1]), Path(sys.argv[2])
-FAILED = []
+FAILED: list[str] = []
 worked = coco.fn.as_async(work)
 
 
