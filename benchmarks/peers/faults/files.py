@@ -22,12 +22,12 @@ def make_files(folder: Path, count: int, bad: Mapping[str, int], seed: int) -> F
     Args:
         folder: The folder, which is created.
         count: The number of all files.
-        bad: The number of files of each bad kind. They are in the middle half of the list.
+        bad: The number of files of each bad kind. Most files come after them.
         seed: Chooses the places of the bad files.
     """
     folder.mkdir(parents=True)
     kinds = [kind for kind in KINDS for _ in range(bad.get(kind, 0))]
-    places = random.Random(seed).sample(range(count // 4, 3 * count // 4), len(kinds))
+    places = random.Random(seed).sample(range(count // 10, 3 * count // 10), len(kinds))
     files = Files({}, {f"{place:06d}.txt": kind for place, kind in zip(places, kinds, strict=True)})
     for number in range(count):
         name = f"{number:06d}.txt"

@@ -137,4 +137,4 @@ def _flat(row: Row) -> Row:
 
 
 def _digest(text: str) -> str:
-    return hashlib.pbkdf2_hmac("sha256", text.encode(), b"faults", 20_000).hex()
+    return hashlib.pbkdf2_hmac("sha256", text.encode(), b"faults", 40_000).hex()
