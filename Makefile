@@ -216,6 +216,7 @@ bench-full: setup ## Measure more: many runs, ten million samples, more files fo
 	$(BIN)/python -m benchmarks.unchanged
 	$(BIN)/python -m benchmarks.reading
 	$(BIN)/python -m benchmarks.bucket_start
+	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.compare --full --figures build/bench/full.json
 
 docs: setup ## Build the documentation site in build/site; fails on a broken link

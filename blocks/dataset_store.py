@@ -37,7 +37,9 @@ class DatasetStore(Described, Block):
     _block_type_name = "Dataset Store (batchmill)"
     _block_type_slug = "batchmill-dataset-store"
     _logo_url = logo("filesystem")
-    _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
+    _documentation_url = HttpUrl(
+        "https://github.com/batchmill/batchmill/blob/main/docs/how-to/saved-blocks.md#a-saved-store"
+    )
     _description = "A bucket or folder that contains batchmill's datasets, with its credentials."
 
     url: str = Field(title="URL")

@@ -43,7 +43,9 @@ class RayCluster(Described, Block):
     _block_type_name = "Ray Cluster (batchmill)"
     _block_type_slug = "batchmill-ray-cluster"
     _logo_url = logo("process")
-    _documentation_url = HttpUrl("https://docs.prefect.io/integrations/prefect-ray")
+    _documentation_url = HttpUrl(
+        "https://github.com/batchmill/batchmill/blob/main/docs/how-to/cluster.md#save-a-cluster"
+    )
     _description = "The Ray cluster that runs batchmill's shards, and the resources of each shard."
 
     address: str

@@ -37,7 +37,9 @@ class SavedJob(Described, Block):
     _block_type_name = "Saved Job (batchmill)"
     _block_type_slug = "batchmill-saved-job"
     _logo_url = logo("process")
-    _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
+    _documentation_url = HttpUrl(
+        "https://github.com/batchmill/batchmill/blob/main/docs/how-to/saved-blocks.md#a-saved-job"
+    )
     _description = "A manifest, a step, a dataset and their settings, to run under one name."
 
     manifest: str

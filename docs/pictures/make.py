@@ -90,7 +90,7 @@ def record(folder: Path) -> list[Line]:
     (folder / "recordings" / "endless.wav").write_text("hang!")
     paths = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = os.environ | {"PATH": paths, "PREFECT_HOME": str(folder / "home")}
-    lines, now = list[Line](), 0.0
+    lines, now = list[Line](), -_LONGEST_PAUSE
     for command in _COMMANDS:
         now += _LONGEST_PAUSE
         lines.append(Line(f"$ {command}", now, is_command=True))

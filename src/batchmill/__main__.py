@@ -2,4 +2,6 @@
 
 from batchmill.cli.main import main
 
-main()
+# Prefect's registry of collections imports all modules.
+if __name__ == "__main__":
+    main()

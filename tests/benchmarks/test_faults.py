@@ -155,7 +155,7 @@ def test_figures_of_other_tools_stay_if_the_options_are_the_same(tmp_path):
     new = {name: {"batchmill": "new"} for name in parts}
     figures = same | new | {"tools": {"batchmill": {"raise": 2}}}
     add_earlier(figures, path)
-    assert figures["tools"] == {**earlier["tools"], "batchmill": {"raise": 2}}
+    assert figures["tools"] == {"for_loop": {"raise": 1, "hang": 1}, "batchmill": {"raise": 2}}
     assert figures["titles"] == {"for_loop": "old", "batchmill": "new"}
     again = {**same, **parts, "tools": {"for_loop": {"raise": 3}}}
     add_earlier(again, path)
