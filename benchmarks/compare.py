@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.peers.contenders import BARE, CONTENDERS, OURS, WORKERS, Contender
+from benchmarks.peers.contenders import BARE, CONTENDERS, WORKERS, Contender
 from benchmarks.peers.environments import ROOT, InstallError
 from benchmarks.peers.race import Arena, RaceError
 from benchmarks.peers.results import Left, expected_counts
@@ -41,18 +41,10 @@ QUICK_LIMIT_SECONDS = 900.0
 FULL_LIMIT_SECONDS = 3600.0
 
 
-def rounds_of(contender: Contender, *, full: bool) -> int:
-    """Return the number of rounds of a contender."""
-    if full:
-        return FULL_ROUNDS
-    return QUICK_ROUNDS if contender.name in (BARE, OURS) else 1
-
-
 def turns(contenders: Sequence[Contender], *, full: bool) -> Iterator[Contender]:
     """Yield the contenders of each round. Every second round is in reverse order."""
-    for number in range(max(rounds_of(one, full=full) for one in contenders)):
-        ordered = contenders if number % 2 == 0 else contenders[::-1]
-        yield from (one for one in ordered if rounds_of(one, full=full) > number)
+    for number in range(FULL_ROUNDS if full else QUICK_ROUNDS):
+        yield from contenders if number % 2 == 0 else contenders[::-1]
 
 
 class Field:

@@ -31,17 +31,23 @@ output and a report.
 
 | column | meaning |
 |---|---|
-| whole command | seconds until the command has ended; the median of the rounds |
+| whole command | seconds until the command has ended: the median of the rounds, the shortest \
+and the longest |
 | files/s | inputs per second of the whole command |
 | loop alone | from the start of the first file to the end of the last one; of other tools: the \
 call that does the work, including the start of their workers |
-| of bare | the speed of batchmill's loop, divided by that of the bare DataLoader |"""
+| of bare | the speed of batchmill's loop, divided by that of the bare DataLoader. It is left out \
+if the rounds of the bare DataLoader differ by more than a fifth |"""
 WHAT = {
     "words": "{inputs:,} text files with one word each; one row per file, no output files",
     "clips": "{inputs:,} FLAC recordings of {minutes} min, cut into {files:,} WAV clips of 5 s",
     "spectrograms": "{inputs:,} FLAC recordings of {minutes} min; {files:,} log-mel spectrograms "
     "of 5 s each",
 }
+
+
+# Other ratios would say more about the machine than about batchmill.
+STEADY = 1.2
 
 
 class Result(NamedTuple):
@@ -55,6 +61,8 @@ class Result(NamedTuple):
     seconds: float | None
     loop: float | None
     trouble: str | None
+    spread: str
+    is_steady: bool
 
     @property
     def files_per_second(self) -> float | None:
@@ -81,15 +89,23 @@ def results_of(figures: dict[str, Any], kind: str) -> list[Result]:
                 statistics.median(run["seconds"] for run in runs) if runs else None,
                 statistics.median(loops) if loops else None,
                 trouble,
+                _spread([run["seconds"] for run in runs]),
+                bool(loops) and max(loops) <= STEADY * min(loops),
             )
         )
     return sorted(found, key=lambda one: -(one.files_per_second or 0))
+
+
+def _spread(seconds: list[float]) -> str:
+    return f" ({_number(min(seconds))} to {_number(max(seconds))})" if len(seconds) > 1 else ""
 
 
 def of_bare(results: list[Result], one: Result) -> float | None:
     """Return the speed of a loop divided by that of the bare DataLoader over the same files."""
     bare = next((other for other in results if other.name == BARE), None)
     if not bare or not bare.loop or not one.loop or one.inputs != bare.inputs:
+        return None
+    if not bare.is_steady:
         return None
     return bare.loop / one.loop
 
@@ -152,7 +168,7 @@ def _table(results: list[Result]) -> Iterator[str]:
             title + fewer,
             one.version,
             str(one.rounds),
-            _number(one.seconds),
+            _number(one.seconds) + one.spread,
             _number(one.files_per_second),
             _number(one.loop),
             f"{share:.2f}" if share else "",

@@ -57,7 +57,7 @@ ALL = (
         "engine, from a shard's plan to its last ledger part. Both use two workers. The times are "
         "microseconds per input. In the second table, the inputs share the start and the end of "
         "the shard, which take up to 0.3 s. The third table compares outputs in files and packs.",
-        "overhead --rounds 1",
+        "overhead --rounds 3",
     ),
     Section(
         "Outputs in files and in packs",
