@@ -218,6 +218,8 @@ bench-full: setup ## Measure more: many runs, ten million samples, more files fo
 	$(BIN)/python -m benchmarks.bucket_start
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.compare --full --figures build/bench/full.json
+	@# Each tool needs minutes for one round, so its start does not count.
+	$(BIN)/python -m benchmarks.compare --kinds spectrograms --inputs 700 --figures build/bench/long.json
 
 docs: setup ## Build the documentation site in build/site; fails on a broken link
 	$(BIN)/python docs/site/build.py
