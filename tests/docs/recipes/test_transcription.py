@@ -9,6 +9,8 @@ import soundfile
 from jobs import run_job
 from live import ROOT
 
+pytestmark = pytest.mark.slow
+
 RECORDINGS = ROOT / "examples" / "recordings"
 ENGLISH = ("harbour.flac", "kettle.mp3")
 # A module with the interface of faster-whisper, because its models cannot be downloaded here.
@@ -17,8 +19,6 @@ import os
 from types import SimpleNamespace
 
 import soundfile
-
-pytestmark = pytest.mark.slow
 
 
 class WhisperModel:
