@@ -11,6 +11,9 @@ from playwright.sync_api import sync_playwright
 
 PATIENCE_SECONDS = 240
 _SUBMITS = 10
+_SAME_SHOTS = 8
+# Some pages change all the time.
+_MOST_SHOTS = 80
 
 
 class Ui:
@@ -25,8 +28,16 @@ class Ui:
         self.page.goto(f"{self._url}/v2{path}")
 
     def shoot(self, name, *, whole=False):
-        """Save a screenshot of the visible part of the tab; with `whole`, of the whole page."""
-        self.page.screenshot(path=self._folder / f"{name}.png", full_page=whole)
+        """Save a screenshot of the visible part of the tab; with `whole`, of the whole page.
+
+        Graphs are drawn in steps, so several pictures in a row must be the same.
+        """
+        shots = [b""]
+        while len({*shots[-_SAME_SHOTS:]}) > 1 or len(shots) < _SAME_SHOTS:
+            shots.append(self.page.screenshot(full_page=whole))
+            if len(shots) > _MOST_SHOTS:
+                break
+        (self._folder / f"{name}.png").write_bytes(shots[-1])
 
     def open_form(self, deployment):
         """Open the form of a deployment's custom run."""

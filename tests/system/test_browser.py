@@ -144,6 +144,7 @@ def test_a_run_from_the_form(ui, api, shell, folder):
     flow_run = ui.start_run()
     ui.wait_for_state("Completed")
     ui.page.get_by_text("4 Task runs").wait_for()
+    ui.page.locator("canvas").wait_for()  # The graph of the task runs.
     ui.shoot("run")
     run = api(f"/flow_runs/{flow_run}")
     assert (run["state"]["type"], run["state"]["message"]) == ("COMPLETED", "4 inputs: 4 ok")
