@@ -39,7 +39,8 @@ if TYPE_CHECKING:
         versions,
     )
     from batchmill.api.exports import export, verify_export
-    from batchmill.api.jobs import RunResult, infer, plan, review, run, status, update
+    from batchmill.api.run import infer, plan, review, run, status, update
+    from batchmill.api.run_result import RunResult
     from batchmill.api.try_one import TryResult, try_one
     from batchmill.errors import (
         BatchmillError,
@@ -111,7 +112,8 @@ __all__ = [
 _OTHERS = "batchmill.api.datasets"
 _HOMES = {
     "batchmill.api.exports": ("export", "verify_export"),
-    "batchmill.api.jobs": ("RunResult", "infer", "plan", "review", "run", "status", "update"),
+    "batchmill.api.run": ("infer", "plan", "review", "run", "status", "update"),
+    "batchmill.api.run_result": ("RunResult",),
     "batchmill.api.try_one": ("TryResult", "try_one"),
     "batchmill.errors": tuple(name for name in __all__ if name.endswith(("Error", "RetryAfter"))),
     "batchmill.execution.rows": ("File",),
