@@ -94,7 +94,7 @@ $(VENV)/$(AZURITE): | $(INSTALLED)
 # tests/conftest.py groups the tests, by file or for one Ray cluster.
 test-system: azurite ## Run the tests that need root, Chromium, Postgres, Azurite or network namespaces
 	$(BIN)/python tests/support/system_packages.py
-	$(BIN)/python -m pytest tests/system tests/docs/test_site.py tests/storage tests/runs -m system -n 2 --dist loadgroup
+	$(BIN)/python -m pytest tests/system tests/docs/test_site.py tests/core/storage tests/runs -m system -n 2 --dist loadgroup
 
 # All parts together are what --long adds, except the tests marked `soak`, which take an hour each.
 PART ?= 1/1
@@ -166,7 +166,7 @@ soak: setup ## Kill a run's processes 300 times, and play 3,000 sequences of com
 	BATCHMILL_KILLS=300 $(BIN)/python -m pytest tests/end_to_end/test_kill_loop.py \
 		-k do_not_change -rP --long
 	BATCHMILL_SEQUENCES=300 $(BIN)/python -m pytest tests/runs/test_all_commands.py -n $(WORKERS)
-	BATCHMILL_JOBS=25 $(BIN)/python -m pytest tests/workers/test_execution_model.py -n $(WORKERS) --timeout 3600
+	BATCHMILL_JOBS=25 $(BIN)/python -m pytest tests/runs/workers/test_execution_model.py -n $(WORKERS) --timeout 3600
 	for part in 1 2 3 4 5 6; do \
 		BATCHMILL_ARRIVALS=100 $(BIN)/python -m pytest tests/end_to_end/test_random_arrivals.py --long || exit 1; \
 	done

@@ -29,12 +29,12 @@ from pathlib import Path
 
 import fsspec
 
-from batchmill.options.groups import ExecutionOptions, JobSettings
-from batchmill.planning.batching import Cores
-from batchmill.planning.job import make_job
-from batchmill.planning.prepare import prepare
+from batchmill.core.options.job_options import ExecutionOptions, JobSettings
+from batchmill.core.planning.batching import Cores
+from batchmill.core.planning.job import make_job
+from batchmill.core.planning.prepare import prepare
 from batchmill.runs.run import open_run
-from batchmill.shards.run_shard import run_shard
+from batchmill.runs.shards.run_shard import run_shard
 from benchmarks.machine import describe
 
 BUCKET = "benchmark"
@@ -237,7 +237,7 @@ def with_asyncio(port: int, objects: int, at_once: int) -> float:
 def with_batchmill(port: int, objects: int, workers: int) -> float:
     """Run a step over the objects in one shard. Return the seconds."""
     # A shard's process imports torch while the run is planned.
-    import batchmill.shards.execution  # noqa: F401
+    import batchmill.runs.shards.execution  # noqa: F401
 
     os.environ["AWS_ENDPOINT_URL"] = at_port(port)["endpoint_url"]
     job = make_job(

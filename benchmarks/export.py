@@ -32,12 +32,12 @@ import psutil
 from torch.utils.data import DataLoader
 
 import batchmill
-from batchmill.options.groups import ExecutionOptions, JobSettings
-from batchmill.planning.job import make_job
-from batchmill.planning.prepare import prepare
+from batchmill.core.options.job_options import ExecutionOptions, JobSettings
+from batchmill.core.planning.job import make_job
+from batchmill.core.planning.prepare import prepare
+from batchmill.core.sizes import counted
 from batchmill.runs.execute import execute
 from batchmill.runs.runner import InThisProcess
-from batchmill.sizes import counted
 from benchmarks.machine import describe
 
 SHARD_BYTES = 16 * 2**20

@@ -10,7 +10,7 @@ python -m benchmarks.forecast [--inputs 400] [--sample 40] [--rounds 1] [--seed 
 
 A run executes a sample and forecasts the other inputs. The next run executes them. Both times are
 without the start-up. `--record` writes the records of both runs to a file, with a JSON document in
-each line. `tests/planning/test_recorded_runs.py` reads it.
+each line. `tests/core/planning/test_recorded_runs.py` reads it.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from batchmill.ledger.open import open_ledger
+from batchmill.core.ledger.open import open_ledger
 from benchmarks.overhead import busy
 from benchmarks.scale import prefect_server
 

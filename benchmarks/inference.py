@@ -38,8 +38,8 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from batchmill.ledger.ledger import Ledger
-from batchmill.storage import LocalStore
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.storage import LocalStore
 from benchmarks.machine import describe
 from benchmarks.startup import environment
 

@@ -17,15 +17,15 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from batchmill.digests import input_id
-from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.parts import Origin
-from batchmill.ledger.snapshots import Snapshot
-from batchmill.maintenance.cleanup import sweep
-from batchmill.maintenance.merging import with_merged_parts
-from batchmill.outcome import Outcome, WrittenFile
-from batchmill.planning.plan import PLANNED_COLUMNS
-from batchmill.storage import LocalStore
+from batchmill.core.digests import input_id
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.ledger.parts import Origin
+from batchmill.core.ledger.snapshots import Snapshot
+from batchmill.core.outcome import Outcome, WrittenFile
+from batchmill.core.planning.plan import PLANNED_COLUMNS
+from batchmill.core.storage import LocalStore
+from batchmill.datasets.maintenance.cleanup import sweep
+from batchmill.datasets.maintenance.merging import with_merged_parts
 
 PART_INPUTS = 20_000
 RUN_INPUTS = 100

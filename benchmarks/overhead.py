@@ -23,18 +23,18 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from batchmill import SampleDataset, open_dataset
-from batchmill.options.groups import ExecutionOptions, JobSettings
-from batchmill.outcome import Outcome
-from batchmill.planning.batching import Cores, plan_shards
-from batchmill.planning.job import make_job
-from batchmill.planning.prepare import prepare
-from batchmill.planning.run_spec import write_run_plan
+from batchmill.core.options.job_options import ExecutionOptions, JobSettings
+from batchmill.core.outcome import Outcome
+from batchmill.core.planning.batching import Cores, plan_shards
+from batchmill.core.planning.job import make_job
+from batchmill.core.planning.prepare import prepare
+from batchmill.core.planning.run_spec import write_run_plan
 from batchmill.runs.execute import execute
 from batchmill.runs.runner import InThisProcess
-from batchmill.shards.run_shard import run_shard
-from batchmill.shards.shard import Shard
-from batchmill.workers.executor import IsolatedExecutor
-from batchmill.workers.watchdog import Limits
+from batchmill.runs.shards.run_shard import run_shard
+from batchmill.runs.shards.shard import Shard
+from batchmill.runs.workers.isolated_executor import IsolatedExecutor
+from batchmill.runs.workers.watchdog import Limits
 
 BATCH_SIZE = 32
 WORKERS = 2

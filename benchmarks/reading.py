@@ -24,11 +24,11 @@ import pyarrow.parquet as pq
 from torch.utils.data import DataLoader, Dataset
 
 from batchmill import SampleDataset, open_dataset
-from batchmill.layout import FAILURES_CSV, METADATA
-from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.snapshots import Snapshot
-from batchmill.ledger.state import State
-from batchmill.storage import LocalStore
+from batchmill.core.layout import FAILURES_CSV, METADATA
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.ledger.snapshots import Snapshot
+from batchmill.core.ledger.state import State
+from batchmill.core.storage import LocalStore
 
 BATCH = 5_000
 # A page of the file holds more rows than this, so every page is read.

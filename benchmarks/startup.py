@@ -93,7 +93,7 @@ def name_of(process: psutil.Process) -> str:
         return WORKER
     for module, name in (
         ("batchmill.orchestration.server.server_process", "Prefect server"),
-        ("batchmill.shards.process", "process of the shard"),
+        ("batchmill.runs.shards.process", "process of the shard"),
         ("batchmill", "`batchmill run`"),
     ):
         if module in command:

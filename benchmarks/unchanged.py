@@ -20,15 +20,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from batchmill.digests import input_id
-from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.parts import Origin
-from batchmill.manifest import load_manifest
-from batchmill.outcome import Outcome
-from batchmill.planning.job import Job, make_job
-from batchmill.planning.prepare import prepare
-from batchmill.step.load import load_step
-from batchmill.storage import LocalStore
+from batchmill.core.digests import input_id
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.ledger.parts import Origin
+from batchmill.core.manifest import load_manifest
+from batchmill.core.outcome import Outcome
+from batchmill.core.planning.job import Job, make_job
+from batchmill.core.planning.prepare import prepare
+from batchmill.core.storage import LocalStore
+from batchmill.core.user_step.load import load_step
 from benchmarks.startup import environment, seconds_of
 
 STEP = "batchmill.steps.words:split"

@@ -9,11 +9,11 @@ from prefect.blocks.fields import SecretDict
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 from pydantic import AfterValidator, BeforeValidator, Field, HttpUrl, field_validator
 
+from batchmill.core.options.base import Described
+from batchmill.core.security.credentials import Access
+from batchmill.core.url_secrets import shown_url
+from batchmill.core.urls import is_url, join, url_fault, without_file_scheme
 from batchmill.errors import OptionError
-from batchmill.options.base import Described
-from batchmill.security.credentials import Access
-from batchmill.url_secrets import shown_url
-from batchmill.urls import is_url, join, url_fault, without_file_scheme
 
 # With these options, fsspec would open another place than the URL.
 _NOT_OURS = ("protocol", "fo", "target_protocol", "target_options", "remote_protocol")

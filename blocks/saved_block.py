@@ -5,9 +5,9 @@ from typing import Any
 from prefect.blocks.core import Block
 from pydantic import ConfigDict, HttpUrl
 
+from batchmill.core.options.base import FIELDS_IN_FORMS
+from batchmill.core.security.allowlist import restrictions
 from batchmill.errors import OptionError
-from batchmill.options.base import FIELDS_IN_FORMS
-from batchmill.security.allowlist import restrictions
 
 _SAVED = "block:"
 _LOGOS = "https://raw.githubusercontent.com/PrefectHQ/prefect/420d0d6a78bb6df1fc18bcf188fdad43c1d22ea9/assets/block-logos"

@@ -8,15 +8,15 @@ from batchmill.blocks.saved_block import FORM, load_saved, logo, saved_name
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, model_validator
 
-from batchmill.errors import OptionError
-from batchmill.options.base import Described
-from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import (
+from batchmill.core.options.base import Described
+from batchmill.core.options.failure_policy import FailurePolicy
+from batchmill.core.options.job_options import (
     ConfinementOptions,
     ExecutionOptions,
     InputOptions,
     PartitionOptions,
 )
+from batchmill.errors import OptionError
 
 
 class SavedJob(Described, Block):
@@ -72,7 +72,7 @@ class SavedJob(Described, Block):
             if not getattr(self, name).strip():
                 raise OptionError(f"saved job: {name} is empty. Fill it in.")
         # Prefect's server also imports this module, and needs no Arrow.
-        from batchmill.partitions.partitioning import make_partitioning
+        from batchmill.core.partitions.partitioning import make_partitioning
 
         make_partitioning(self.partitions)
         return self

@@ -11,8 +11,8 @@ from batchmill.blocks.ray_cluster import RayCluster
 from batchmill.blocks.saved_block import check_saved
 from prefect.context import FlowRunContext
 
+from batchmill.core.urls import is_url
 from batchmill.errors import OptionError, StepError
-from batchmill.urls import is_url
 
 # Prefect's worker gives a run a temporary folder with this suffix and removes it afterwards.
 _SUFFIX = "prefect"

@@ -9,11 +9,11 @@ from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from batchmill.exporting.formats import FormatName
-from batchmill.exporting.run_export import SHARD_SIZE, export_dataset
-from batchmill.security.allowlist import check_dataset
-from batchmill.sizes import counted, readable_size
-from batchmill.urls import absolute
+from batchmill.core.security.allowlist import check_dataset
+from batchmill.core.sizes import counted, readable_size
+from batchmill.core.urls import absolute
+from batchmill.datasets.exporting.formats import FormatName
+from batchmill.datasets.exporting.run_export import SHARD_SIZE, export_dataset
 
 
 def _run_name() -> str:

@@ -10,9 +10,8 @@ from batchmill.flows.preprocess import preprocess, run_name
 from prefect import flow
 from pydantic import BeforeValidator
 
-from batchmill.inference.model_step import is_model_file, make_inference
-from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import (
+from batchmill.core.options.failure_policy import FailurePolicy
+from batchmill.core.options.job_options import (
     ConfinementOptions,
     ExecutionOptions,
     InputOptions,
@@ -20,6 +19,7 @@ from batchmill.options.groups import (
     PartitionOptions,
     RunOptions,
 )
+from batchmill.steps.inference.model_step import is_model_file, make_inference
 
 
 # Inputs have retries of their own. A second run would not execute failed inputs again.

@@ -15,9 +15,8 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed
 from pydantic import BeforeValidator
 
-from batchmill.errors import CancelledError
-from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import (
+from batchmill.core.options.failure_policy import FailurePolicy
+from batchmill.core.options.job_options import (
     ConfinementOptions,
     ExecutionOptions,
     InputOptions,
@@ -25,14 +24,15 @@ from batchmill.options.groups import (
     PartitionOptions,
     RunOptions,
 )
+from batchmill.core.planning.job import make_job
+from batchmill.core.security.credentials import access_to
+from batchmill.errors import CancelledError
 from batchmill.orchestration.cancellation import Cancellation
 from batchmill.orchestration.flow_observer import FlowObserver
 from batchmill.orchestration.flow_runner import FlowRunner
 from batchmill.orchestration.waiting import SupersededError, WaitingRun
-from batchmill.planning.job import make_job
 from batchmill.runs.execute import execute
 from batchmill.runs.verify_change import verify_change
-from batchmill.security.credentials import access_to
 
 # The initial value in the form. No code changes it.
 _NO_PARAMS: dict[str, Any] = {}

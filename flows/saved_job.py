@@ -10,7 +10,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import BeforeValidator
 
-from batchmill.options.groups import RunOptions
+from batchmill.core.options.job_options import RunOptions
 
 
 def _run_name() -> str:

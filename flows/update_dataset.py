@@ -10,10 +10,10 @@ from prefect import flow
 from prefect.states import Completed, Failed
 from pydantic import BeforeValidator
 
-from batchmill.options.groups import RunOptions
-from batchmill.planning.job import make_job
-from batchmill.planning.prepare import prepare
-from batchmill.planning.recorded_job import RecordedJob, jobs_to_update, why_not_updated
+from batchmill.core.options.job_options import RunOptions
+from batchmill.core.planning.job import make_job
+from batchmill.core.planning.prepare import prepare
+from batchmill.core.planning.recorded_job import RecordedJob, jobs_to_update, why_not_updated
 
 
 # Inputs have retries of their own. A second run would not execute failed inputs again.

@@ -9,11 +9,11 @@ from prefect import flow, get_run_logger
 from prefect.artifacts import TableArtifact
 from prefect.states import Completed, Failed
 
-from batchmill.ledger.open import open_ledger
-from batchmill.maintenance.verify import advice, examine
+from batchmill.core.ledger.open import open_ledger
+from batchmill.core.sizes import list_counts
+from batchmill.datasets.maintenance.verify import advice, examine
 from batchmill.orchestration.artifacts import LiveArtifact, artifact_key
 from batchmill.runs.proof import ProofOptions, prove, record_proof
-from batchmill.sizes import list_counts
 
 _SHOWN = 1000
 

@@ -18,14 +18,14 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 
+from batchmill.core.options.job_options import WATCH_MIN_AGE
+from batchmill.core.sizes import counted
+from batchmill.core.storage import is_url
 from batchmill.errors import OptionError
-from batchmill.options.groups import WATCH_MIN_AGE
 from batchmill.orchestration.arrivals.detection import complete_files, new_or_changed
 from batchmill.orchestration.arrivals.watch_target import read_recorded_versions, watched
 from batchmill.orchestration.arrivals.watching import announce_with_retries, make_payload
 from batchmill.orchestration.waiting import waiting_runs
-from batchmill.sizes import counted
-from batchmill.storage import is_url
 
 # A run that waits for another run to end is rescheduled by this interval.
 _PUT_OFF = timedelta(minutes=5)

@@ -10,15 +10,15 @@ from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Failed
 
-from batchmill.ledger.ledger import Ledger
-from batchmill.planning.job import Job
-from batchmill.planning.prepare import Prepared
-from batchmill.publishing.publish import publish_changes
-from batchmill.publishing.report import Report
-from batchmill.publishing.report import write_report as write
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.planning.job import Job
+from batchmill.core.planning.prepare import Prepared
+from batchmill.core.sizes import list_counts
+from batchmill.core.urls import is_url
+from batchmill.datasets.publishing.publish import publish_changes
+from batchmill.datasets.publishing.report import Report
+from batchmill.datasets.publishing.report import write_report as write
 from batchmill.runs.run import prepare_once
-from batchmill.sizes import list_counts
-from batchmill.urls import is_url
 
 # The longest key that Prefect accepts for an asset.
 _LONGEST_KEY = 512

@@ -16,14 +16,14 @@ from prefect.logging.handlers import APILogWorker
 from prefect.runtime import task_run
 from prefect.states import Cancelled, Completed, Crashed
 
-from batchmill.outcome import Outcome
+from batchmill.core.outcome import Outcome
+from batchmill.core.security.credentials import Access, access_to
 from batchmill.runs.node_check import Probe, first_fault
-from batchmill.security.credentials import Access, access_to
-from batchmill.shards.process import ShardProcess, ShardProcessDiedError
-from batchmill.shards.process_pool import ShardProcesses
-from batchmill.shards.run_shard import ShardResult, run_shard
-from batchmill.shards.shard import Shard
-from batchmill.shards.step_log import StepLines
+from batchmill.runs.shards.process import ShardProcess, ShardProcessDiedError
+from batchmill.runs.shards.process_pool import ShardProcesses
+from batchmill.runs.shards.run_shard import ShardResult, run_shard
+from batchmill.runs.shards.shard import Shard
+from batchmill.runs.shards.step_log import StepLines
 
 _UNFIT = "UnfitNode"
 SHOWN_FAILURES = 100

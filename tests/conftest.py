@@ -27,7 +27,7 @@ from live import (
 from object_store import forget_connections, make_bucket, s3_environment, start_s3_server
 from s3_proxy import s3_proxy
 
-from batchmill.storage.scratch import lock_scratch_folder
+from batchmill.core.storage.scratch import lock_scratch_folder
 
 # Fixtures that start servers or run the installed command.
 SERVICES = {"prefect_server", "s3", "google_storage", "shell", "bare_shell"}

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from batchmill.ledger.ledger import Ledger
-from batchmill.storage import LocalStore
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.storage import LocalStore
 from benchmarks.peers.command import FILES, TABLE
 from benchmarks.peers.work import CLIP_SECONDS, COLUMNS
 

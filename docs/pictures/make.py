@@ -24,8 +24,11 @@ MADE = PICTURES / "made.json"
 
 # The code that each picture shows, as glob patterns.
 _TERMINAL = ("src/batchmill/cli/run_console.py", "docs/pictures/measuring.py")
-_REPORT = ("src/batchmill/publishing/report/page.html", "src/batchmill/publishing/report/style.css")
-_FORM = ("flows/preprocess.py", "flows/parameter_schema.py", "src/batchmill/options/*.py")
+_REPORT = (
+    "src/batchmill/datasets/publishing/report/page.html",
+    "src/batchmill/datasets/publishing/report/style.css",
+)
+_FORM = ("flows/preprocess.py", "flows/parameter_schema.py", "src/batchmill/core/options/*.py")
 _ARTIFACTS = ("src/batchmill/orchestration/artifacts.py",)
 SHOWN = {
     "terminal.svg": _TERMINAL,

@@ -39,9 +39,15 @@ if TYPE_CHECKING:
         versions,
     )
     from batchmill.api.exports import export, verify_export
+    from batchmill.api.jobs.plan_job import PlanResult
     from batchmill.api.run import infer, plan, review, run, status, update
     from batchmill.api.run_result import RunResult
     from batchmill.api.try_one import TryResult, try_one
+    from batchmill.core.manifest import Manifest, load_manifest
+    from batchmill.datasets.exporting.run_export import ExportResult
+    from batchmill.datasets.maintenance.versions import VersionDiff
+    from batchmill.datasets.reading.padding import Padded, pad_collate
+    from batchmill.datasets.reading.sample_dataset import SampleDataset, open_dataset
     from batchmill.errors import (
         BatchmillError,
         CancelledError,
@@ -55,13 +61,7 @@ if TYPE_CHECKING:
         StoreError,
         WorkerError,
     )
-    from batchmill.execution.rows import File
-    from batchmill.exporting.run_export import ExportResult
-    from batchmill.jobs.plan_job import PlanResult
-    from batchmill.maintenance.versions import VersionDiff
-    from batchmill.manifest import Manifest, load_manifest
-    from batchmill.reading.dataset import SampleDataset, open_dataset
-    from batchmill.reading.padding import Padded, pad_collate
+    from batchmill.runs.inputs.rows import File
 
 __version__ = version.VERSION
 __all__ = [
@@ -116,13 +116,13 @@ _HOMES = {
     "batchmill.api.run_result": ("RunResult",),
     "batchmill.api.try_one": ("TryResult", "try_one"),
     "batchmill.errors": tuple(name for name in __all__ if name.endswith(("Error", "RetryAfter"))),
-    "batchmill.execution.rows": ("File",),
-    "batchmill.exporting.run_export": ("ExportResult",),
-    "batchmill.jobs.plan_job": ("PlanResult",),
-    "batchmill.maintenance.versions": ("VersionDiff",),
-    "batchmill.manifest": ("Manifest", "load_manifest"),
-    "batchmill.reading.dataset": ("SampleDataset", "open_dataset"),
-    "batchmill.reading.padding": ("Padded", "pad_collate"),
+    "batchmill.runs.inputs.rows": ("File",),
+    "batchmill.datasets.exporting.run_export": ("ExportResult",),
+    "batchmill.api.jobs.plan_job": ("PlanResult",),
+    "batchmill.datasets.maintenance.versions": ("VersionDiff",),
+    "batchmill.core.manifest": ("Manifest", "load_manifest"),
+    "batchmill.datasets.reading.sample_dataset": ("SampleDataset", "open_dataset"),
+    "batchmill.datasets.reading.padding": ("Padded", "pad_collate"),
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import batchmill
 from batchmill.api.keywords import InferKeywords, JobKeywords
-from batchmill.options.groups import JobSettings, ModelOptions
+from batchmill.core.options.job_options import JobSettings, ModelOptions
 
 GROUPS = [type(group) for group in JobSettings().parameters().values()]
 

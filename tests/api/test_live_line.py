@@ -10,9 +10,9 @@ from prefect import flow
 from prefect.logging import get_logger
 from prefect.logging.handlers import PrefectConsoleHandler
 
+from batchmill.api.jobs.flow_run import log_level
 from batchmill.api.live_line import LiveLine
-from batchmill.jobs.flow_run import log_level
-from batchmill.planning.prepare import prepare
+from batchmill.core.planning.prepare import prepare
 
 SPLIT = "batchmill.steps.words:split"
 

@@ -8,7 +8,7 @@ import pytest
 from jobs import run_job
 
 import batchmill
-from batchmill.planning.job import plain_params
+from batchmill.core.planning.job import plain_params
 
 
 def test_the_public_names():

@@ -12,7 +12,7 @@ from jobs import run_job
 from PIL import Image
 
 from batchmill import RunResult
-from batchmill.options.failure_policy import FailurePolicy
+from batchmill.core.options.failure_policy import FailurePolicy
 
 # Copies the input, and names each copy like it. Fails if the name begins with "bad".
 STEP = """

@@ -22,9 +22,9 @@ from batchmill.cli.console import PlainConsole
 from batchmill.cli.main import make_app
 from batchmill.cli.run_console import showing_progress
 from batchmill.cli.status import executed_text
-from batchmill.ledger.open import open_ledger, open_output
-from batchmill.options.failure_policy import FailurePolicy
-from batchmill.publishing.summary import summarise
+from batchmill.core.ledger.open import open_ledger, open_output
+from batchmill.core.options.failure_policy import FailurePolicy
+from batchmill.datasets.publishing.summary import summarise
 
 SPLIT = "batchmill.steps.words:split"
 STEPS = Path(__file__).parents[1] / "support"

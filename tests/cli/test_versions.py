@@ -9,11 +9,11 @@ from jobs import run_job
 
 import batchmill
 from batchmill import LedgerError, ManifestError, OptionError
-from batchmill.ledger.lease import lease
-from batchmill.ledger.ledger import Ledger
-from batchmill.maintenance.verify import verify
-from batchmill.planning.run_spec import read_spec
-from batchmill.storage import LocalStore
+from batchmill.core.ledger.lease import lease
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.planning.run_spec import read_spec
+from batchmill.core.storage import LocalStore
+from batchmill.datasets.maintenance.verify import verify
 
 STEP = """
 def step(source, out):

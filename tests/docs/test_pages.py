@@ -14,7 +14,7 @@ import pytest
 
 import batchmill
 from batchmill.cli.main import make_app
-from batchmill.options.groups import ConfinementOptions
+from batchmill.core.options.job_options import ConfinementOptions
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

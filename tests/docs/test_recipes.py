@@ -13,7 +13,7 @@ from jobs import run_job
 from PIL import Image
 
 import batchmill
-from batchmill.options.failure_policy import FailurePolicy
+from batchmill.core.options.failure_policy import FailurePolicy
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "recipes"

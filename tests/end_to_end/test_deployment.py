@@ -9,7 +9,7 @@ from comparison import committed, contents
 from deployment import deploy, worker_of
 from live import ROOT, prefect_server_in, wait_for
 
-from batchmill.ledger.parts import VERSION
+from batchmill.core.ledger.parts import VERSION
 
 COPY = (
     "def step(source, out):\n"

@@ -67,7 +67,7 @@ def logs_of(api, run):
     [("local", 0), ("local", 1), ("local", 4), ("ray", 1)],
     indirect=["runner"],
 )
-@pytest.mark.long  # tests/workers/test_isolation.py runs the same poisons in this process.
+@pytest.mark.long  # tests/runs/workers/test_isolation.py runs the same poisons in this process.
 def test_every_poison_has_its_outcome(shell, work, runner, num_workers, is_long):
     # The tests of the engine cover all kinds, in this process.
     kinds = [kind for kind in POISONS if (kind != "huge" if is_long else kind in A_DOZEN)]
@@ -230,7 +230,7 @@ def test_max_failures_decides_the_state_of_the_run(shell, api, work, allowed, co
 
 def test_a_broken_expectation_fails_the_flow_run_and_publishes_nothing(shell, api, work):
     make_inputs(work / "in", ["short.txt", "a-longer-name.txt"])
-    (work / "sizes.py").write_text(
+    (work / "core/sizes.py").write_text(
         "def step(source):\n    return {'size': source.stat().st_size}\n"
     )
     command = ["run", "in", "--step", "sizes:step", "-o", "out", "--expect"]

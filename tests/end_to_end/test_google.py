@@ -21,8 +21,8 @@ from object_store import (
 from s3_proxy import Reply, s3_proxy
 
 from batchmill import StoreError
-from batchmill.security.credentials import Access, access_to
-from batchmill.storage import provider_requests, remote
+from batchmill.core.security.credentials import Access, access_to
+from batchmill.core.storage import provider_requests, remote
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_the_file_of_a_service_account_is_used(
 @pytest.mark.long  # gcsfs waits half a minute in all.
 def test_a_server_that_does_not_respond_is_reported(data, proxied_google, monkeypatch):
     monkeypatch.setattr(provider_requests, "_SILENT_SECONDS", 0.1)
-    monkeypatch.setattr("batchmill.storage.retries.retry_remote.pauses", ())
+    monkeypatch.setattr("batchmill.core.storage.retries.retry_remote.pauses", ())
     forget_connections()
     over = threading.Event()
     with proxied_google(lambda request: over.wait(90) and None) as proxy:

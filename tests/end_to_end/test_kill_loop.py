@@ -34,7 +34,7 @@ def step(source, out, *, log, hurry):
 # Two sources that break the commit protocol in each process that imports the step.
 RECORD_BEFORE_OUTPUTS = """
 import os, threading
-from batchmill.storage import LocalStore
+from batchmill.core.storage import LocalStore
 put = LocalStore.put_folder
 def put_later(store, folder, name, files):
     aside = folder.with_name(folder.name + "-aside")
@@ -44,7 +44,7 @@ LocalStore.put_folder = put_later
 """
 WRITE_IN_PLACE = """
 import io, time
-from batchmill.storage import LocalStore
+from batchmill.core.storage import LocalStore
 def write_atomic(store, name, writer):
     whole = io.BytesIO()
     writer(whole)
@@ -73,7 +73,7 @@ def name_of(process):
         if title == "raylet":
             return "raylet"
         command = process.cmdline()
-        if title.startswith("ray::") or "batchmill.shards.process" in command:
+        if title.startswith("ray::") or "batchmill.runs.shards.process" in command:
             return "shard process"
         return "driver" if "batchmill" in command else None
     except (psutil.NoSuchProcess, psutil.AccessDenied):

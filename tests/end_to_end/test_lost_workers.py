@@ -76,7 +76,7 @@ def shard_processes(shell):
     for process in shell.leftovers():
         with suppress(psutil.NoSuchProcess):
             name, command = process.name(), process.cmdline()
-            if name.startswith("ray::run_shard") or "batchmill.shards.process" in command:
+            if name.startswith("ray::run_shard") or "batchmill.runs.shards.process" in command:
                 found.append(process)
     return found
 

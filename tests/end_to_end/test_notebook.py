@@ -164,7 +164,7 @@ def parents(attempt):
 
 def ready():
     children = psutil.Process().children()
-    return {child.pid for child in children if "batchmill.shards.process" in child.cmdline()}
+    return {child.pid for child in children if "batchmill.runs.shards.process" in child.cmdline()}
 """
 
 

@@ -13,9 +13,9 @@ import pytest
 from comparison import faults
 from live import flow_run_of, wait_for
 
-from batchmill.ledger.lease import lease
-from batchmill.ledger.ledger import Ledger
-from batchmill.storage import LocalStore
+from batchmill.core.ledger.lease import lease
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.storage import LocalStore
 
 STEPS = """
 import ctypes, os, signal, threading

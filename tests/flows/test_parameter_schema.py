@@ -11,7 +11,7 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 
 from batchmill import OptionError
-from batchmill.options.failure_policy import FailurePolicy
+from batchmill.core.options.failure_policy import FailurePolicy
 
 FLOWS = {
     thing.name: thing

@@ -10,8 +10,8 @@ from jobs import execute_job, run_job
 from prefect.states import Completed, Failed
 
 from batchmill import OptionError
-from batchmill.options.groups import JobSettings
-from batchmill.planning.job import make_job
+from batchmill.core.options.job_options import JobSettings
+from batchmill.core.planning.job import make_job
 
 update_module = sys.modules["batchmill.flows.update_dataset"]
 COPY = (

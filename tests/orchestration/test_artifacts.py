@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from jobs import run_job
 
-from batchmill.ledger.open import open_ledger
-from batchmill.options.failure_policy import FailurePolicy
+from batchmill.core.ledger.open import open_ledger
+from batchmill.core.options.failure_policy import FailurePolicy
+from batchmill.datasets.publishing.report import write_report
+from batchmill.datasets.publishing.summary import Summary
 from batchmill.orchestration.artifacts import (
     artifact_key,
     failure_rows,
     final_message,
     summary_text,
 )
-from batchmill.publishing.report import write_report
-from batchmill.publishing.summary import Summary
 from batchmill.runs.progress import Failure
 
 STEP = """

@@ -9,7 +9,7 @@ from opentelemetry.metrics import NoOpMeterProvider
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from batchmill.ledger.parts import PART_SCHEMA
+from batchmill.core.ledger.parts import PART_SCHEMA
 from batchmill.orchestration.metrics import COLUMNS, RunMetrics
 
 DASHBOARD = Path(__file__).parents[2] / "examples" / "metrics" / "dashboard.json"

@@ -7,8 +7,8 @@ from jobs import run_job
 
 from batchmill import OptionError
 from batchmill.cli.main import main
-from batchmill.maintenance.verify import verify
-from batchmill.publishing.summary import adoption_lines, summarise
+from batchmill.datasets.maintenance.verify import verify
+from batchmill.datasets.publishing.summary import adoption_lines, summarise
 
 FAILING = STEP.replace(
     "    with open", "    if source.name == '00003.txt': raise ValueError('three')\n    with open"

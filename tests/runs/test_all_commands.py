@@ -26,17 +26,17 @@ from small_tables import small_tables
 
 import batchmill
 from batchmill import OptionError
-from batchmill import workers as isolation  # noqa: F401  # Children need not import it.
-from batchmill.jobs.reproduction import write_reproduction
-from batchmill.ledger.open import open_ledger
-from batchmill.maintenance.cleanup import forget_runs
-from batchmill.maintenance.merging import MANY_PARTS, with_merged_parts
-from batchmill.maintenance.verify import examine
-from batchmill.options.failure_policy import FailurePolicy
-from batchmill.planning.libraries import versions_in
+from batchmill.api.jobs.reproduction import write_reproduction
+from batchmill.core.ledger.open import open_ledger
+from batchmill.core.options.failure_policy import FailurePolicy
+from batchmill.core.planning.changed_libraries import versions_in
+from batchmill.core.storage import is_url, open_store
+from batchmill.datasets.maintenance.cleanup import forget_runs
+from batchmill.datasets.maintenance.merging import MANY_PARTS, with_merged_parts
+from batchmill.datasets.maintenance.verify import examine
 from batchmill.runs import run as run_module
+from batchmill.runs import workers  # noqa: F401  # Children need not import it.
 from batchmill.runs.proof import ProofOptions, prove, record_proof
-from batchmill.storage import is_url, open_store
 
 # `make soak` plays more.
 PARTS = 10

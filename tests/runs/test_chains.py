@@ -13,7 +13,7 @@ from crashing import CrashPoints, in_child
 from jobs import run_job, update
 
 import batchmill
-from batchmill.storage import open_store
+from batchmill.core.storage import open_store
 
 LEVELS = ("clips", "features", "scores")
 # No input fails, because an input that fails keeps its earlier result.

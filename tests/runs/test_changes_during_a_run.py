@@ -12,19 +12,19 @@ import pytest
 from jobs import job_of, run_job
 
 from batchmill import StepError
-from batchmill.planning.batching import Cores
-from batchmill.planning.prepare import prepare
-from batchmill.publishing.summary import summarise
+from batchmill.core.planning.batching import Cores
+from batchmill.core.planning.prepare import prepare
+from batchmill.datasets.publishing.summary import summarise
 from batchmill.runs.run import open_run
-from batchmill.shards.process import ShardProcess
-from batchmill.shards.run_shard import run_shard
+from batchmill.runs.shards.process import ShardProcess
+from batchmill.runs.shards.run_shard import run_shard
 
 pytestmark = pytest.mark.slow
 
 STEP = """
 from pathlib import Path
 from typing import Annotated
-from batchmill.step.tracked_file import ContentCounts
+from batchmill.core.user_step.tracked_file import ContentCounts
 
 VALUE = {value}
 

@@ -10,13 +10,13 @@ from object_store import upload
 
 import batchmill
 from batchmill import ManifestError, StepError
-from batchmill.execution.single_input import run_single_input
-from batchmill.exporting.run_export import export_dataset
-from batchmill.exporting.verify_export import find_differences
-from batchmill.ledger.ledger import Ledger
-from batchmill.planning.prepare import prepare
-from batchmill.step.load import load_step
-from batchmill.storage import LocalStore
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.planning.prepare import prepare
+from batchmill.core.storage import LocalStore
+from batchmill.core.user_step.load import load_step
+from batchmill.datasets.exporting.run_export import export_dataset
+from batchmill.datasets.exporting.verify_export import find_differences
+from batchmill.runs.inputs.single_input import run_single_input
 from batchmill.testing import check_step
 
 STEP = """

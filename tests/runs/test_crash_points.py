@@ -19,12 +19,12 @@ import batchmill.runs.run
 
 # Imported once here, so that the child processes need not import it.
 from batchmill import LedgerError
-from batchmill import workers as isolation  # noqa: F401
-from batchmill.execution import outputs  # noqa: F401
-from batchmill.ledger import committer, lease
-from batchmill.ledger.ledger import Ledger
-from batchmill.maintenance.merging import with_merged_parts
-from batchmill.storage import LocalStore, is_url, open_store
+from batchmill.core.ledger import committer, lease
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.storage import LocalStore, is_url, open_store
+from batchmill.datasets.maintenance.merging import with_merged_parts
+from batchmill.runs import workers  # noqa: F401
+from batchmill.runs.inputs import outputs  # noqa: F401
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 

@@ -13,10 +13,10 @@ from jobs import run_job
 from torch.utils.data import DataLoader
 
 from batchmill import load_manifest, open_dataset
-from batchmill.exporting.run_export import export_dataset
-from batchmill.ledger.ledger import Ledger
-from batchmill.maintenance.verify import verify
-from batchmill.storage import LocalStore
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.storage import LocalStore
+from batchmill.datasets.exporting.run_export import export_dataset
+from batchmill.datasets.maintenance.verify import verify
 
 STEP = """
 from typing import TypedDict

@@ -10,10 +10,10 @@ from jobs import job_of, run_job
 from published import publish_table
 
 from batchmill import ManifestError
-from batchmill.ledger.open import open_ledger
-from batchmill.maintenance.verify import verify
-from batchmill.partitions.record import last_assignment
-from batchmill.planning.prepare import prepare
+from batchmill.core.ledger.open import open_ledger
+from batchmill.core.partitions.record import last_assignment
+from batchmill.core.planning.prepare import prepare
+from batchmill.datasets.maintenance.verify import verify
 
 STEP = "steps_under_test:copy"
 SHARES = {"partition": "train=0.6,validation=0.2,test=0.2"}

@@ -8,14 +8,14 @@ import pytest
 from copying_job import CopyingJob
 
 import batchmill.runs.run
-from batchmill.layout import PARTS
-from batchmill.ledger.parts import PART_SCHEMA, write_hashed
-from batchmill.maintenance.merging import with_merged_parts
-from batchmill.maintenance.verify import verify
-from batchmill.planning.prepare import prepare
+from batchmill.core.layout import PARTS
+from batchmill.core.ledger.parts import PART_SCHEMA, write_hashed
+from batchmill.core.planning.prepare import prepare
+from batchmill.core.storage import LocalStore
+from batchmill.datasets.maintenance.merging import with_merged_parts
+from batchmill.datasets.maintenance.verify import verify
 from batchmill.runs.execute import execute
 from batchmill.runs.runner import InThisProcess
-from batchmill.storage import LocalStore
 
 
 class ManyParts(InThisProcess):

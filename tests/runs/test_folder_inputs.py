@@ -12,12 +12,12 @@ from jobs import job_of, run_job
 from object_store import upload
 
 from batchmill import ManifestError, OptionError, try_one
-from batchmill.jobs.reproduction import write_reproduction
-from batchmill.ledger.ledger import Ledger
-from batchmill.planning.prepare import prepare
-from batchmill.planning.run_spec import read_spec
-from batchmill.publishing.failure_groups import read_failures
-from batchmill.storage import LocalStore
+from batchmill.api.jobs.reproduction import write_reproduction
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.planning.prepare import prepare
+from batchmill.core.planning.run_spec import read_spec
+from batchmill.core.storage import LocalStore
+from batchmill.datasets.publishing.failure_groups import read_failures
 
 STEP = """
 def join(source, mask=None):

@@ -14,18 +14,18 @@ from copying_job import HELPER, STEP, CopyingJob
 from jobs import run_job
 
 from batchmill import ManifestError, OptionError, StoreError, open_dataset
-from batchmill.ledger.lease import Wait, lease
-from batchmill.maintenance.verify import verify
-from batchmill.manifest.records import listed_manifest, save_manifest
-from batchmill.options.groups import RunOptions
-from batchmill.planning.batching import Cores
-from batchmill.planning.job import make_job
-from batchmill.planning.prepare import prepare
-from batchmill.publishing.publish import publish_changes
+from batchmill.core.ledger.lease import Wait, lease
+from batchmill.core.manifest.records import listed_manifest, save_manifest
+from batchmill.core.options.job_options import RunOptions
+from batchmill.core.planning.batching import Cores
+from batchmill.core.planning.job import make_job
+from batchmill.core.planning.prepare import prepare
+from batchmill.core.storage import LocalStore
+from batchmill.core.user_step.fingerprint import differences
+from batchmill.core.user_step.load import load_step
+from batchmill.datasets.maintenance.verify import verify
+from batchmill.datasets.publishing.publish import publish_changes
 from batchmill.runs.run import open_run
-from batchmill.step.fingerprint import differences
-from batchmill.step.load import load_step
-from batchmill.storage import LocalStore
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def test_records_written_during_planning_are_not_pruned(job, over_a_folder, monk
         arrive_and_run(job, "later.txt")
         return load_step(*args, **options)
 
-    monkeypatch.setattr("batchmill.planning.prepare.load_given_step", load)
+    monkeypatch.setattr("batchmill.core.planning.prepare.load_given_step", load)
     plan = prune(over_a_folder())
     assert (len(plan.withdrawn), plan.counts["unchanged"]) == (0, 22)
 
@@ -379,7 +379,7 @@ def test_failures_in_a_full_scratch_folder_are_not_recorded(job, monkeypatch):
     """Only the folder that steps write to is full."""
     job.path("00003.txt").write_bytes(b"\xff")
     with monkeypatch.context() as full:
-        full.setattr("batchmill.execution.failures.has_room", lambda *_: False)
+        full.setattr("batchmill.runs.inputs.failed_outcomes.has_room", lambda *_: False)
         with pytest.raises(StoreError, match="Free some space"):
             job.run()
     assert "in/00003.txt" not in job.ledger.records(["input"])["input"].to_pylist()
@@ -412,7 +412,7 @@ def test_occasional_store_failures_lose_no_results(job, monkeypatch):
             raise OSError(errno.EIO, "Input/output error")
         return rename(path, target, **folders)
 
-    monkeypatch.setattr("batchmill.storage.retries.retry_local.pauses", (0.0,) * 8)
+    monkeypatch.setattr("batchmill.core.storage.retries.retry_local.pauses", (0.0,) * 8)
     monkeypatch.setattr(os, "rename", flaky)
     for number in range(12):
         job.path("00000.txt").write_text(f"version {number}")

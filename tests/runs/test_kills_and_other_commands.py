@@ -7,12 +7,12 @@ import pytest
 from jobs import run_job
 
 import batchmill
-from batchmill.jobs.reproduction import write_reproduction
-from batchmill.ledger.open import open_ledger
-from batchmill.ledger.snapshots import Snapshots
-from batchmill.maintenance.verify import examine
-from batchmill.options.failure_policy import FailurePolicy
-from batchmill.publishing.summary import adoption_lines
+from batchmill.api.jobs.reproduction import write_reproduction
+from batchmill.core.ledger.open import open_ledger
+from batchmill.core.ledger.snapshots import Snapshots
+from batchmill.core.options.failure_policy import FailurePolicy
+from batchmill.datasets.maintenance.verify import examine
+from batchmill.datasets.publishing.summary import adoption_lines
 from batchmill.runs import run as run_module
 
 STEP = """

@@ -10,8 +10,8 @@ from libraries import Site
 
 import batchmill
 from batchmill.cli.main import main
-from batchmill.ledger.open import open_ledger
-from batchmill.planning.prepare import prepare
+from batchmill.core.ledger.open import open_ledger
+from batchmill.core.planning.prepare import prepare
 
 # By the name of a library: its files, and what it requires. The step names or reaches all.
 USED = {
@@ -228,7 +228,7 @@ def test_a_result_that_was_executed_with_another_library_is_no_plain_repetition(
 
 def test_machines_with_several_versions_are_named_at_the_end_of_the_run(site, monkeypatch):
     """Each shard has a process of its own; the second one finds another version."""
-    from batchmill.step import libraries
+    from batchmill.core.user_step import libraries
 
     text = libraries.StepLibraries.text
     versions = iter(["1.0", "1.0", "2.0"])

@@ -16,19 +16,19 @@ from jobs import job_of, run_job
 
 import batchmill
 from batchmill import OptionError, StoreError, open_dataset
-from batchmill.exporting.run_export import export_dataset
-from batchmill.exporting.verify_export import find_differences
-from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.outputs import packed_paths
-from batchmill.maintenance.cleanup import remove_orphans
-from batchmill.maintenance.packs import rewrite_packs
-from batchmill.maintenance.verify import examine
-from batchmill.planning.prepare import prepare
-from batchmill.planning.run_spec import read_spec
-from batchmill.publishing.failure_groups import read_failures
-from batchmill.storage import LocalStore, open_store
-from batchmill.storage.addresses import parse_address
-from batchmill.storage.fingerprints import content_of
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.ledger.recorded_outputs import packed_paths
+from batchmill.core.planning.prepare import prepare
+from batchmill.core.planning.run_spec import read_spec
+from batchmill.core.storage import LocalStore, open_store
+from batchmill.core.storage.addresses import parse_address
+from batchmill.core.storage.fingerprints import content_of
+from batchmill.datasets.exporting.run_export import export_dataset
+from batchmill.datasets.exporting.verify_export import find_differences
+from batchmill.datasets.maintenance.cleanup import remove_orphans
+from batchmill.datasets.maintenance.packs import rewrite_packs
+from batchmill.datasets.maintenance.verify import examine
+from batchmill.datasets.publishing.failure_groups import read_failures
 
 STEP = """
 import os, signal

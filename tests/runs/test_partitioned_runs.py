@@ -14,14 +14,14 @@ from jobs import job_of, run_job
 
 import batchmill
 from batchmill import LedgerError, ManifestError, OptionError
-from batchmill.ledger.open import open_ledger
-from batchmill.maintenance.verify import verify
-from batchmill.options.failure_policy import FailurePolicy
-from batchmill.partitions.record import last_assignment, write_assignment
-from batchmill.planning.batching import Cores
-from batchmill.planning.prepare import prepare
-from batchmill.publishing.publish import publish_changes
-from batchmill.publishing.report import write_report
+from batchmill.core.ledger.open import open_ledger
+from batchmill.core.options.failure_policy import FailurePolicy
+from batchmill.core.partitions.record import last_assignment, write_assignment
+from batchmill.core.planning.batching import Cores
+from batchmill.core.planning.prepare import prepare
+from batchmill.datasets.maintenance.verify import verify
+from batchmill.datasets.publishing.publish import publish_changes
+from batchmill.datasets.publishing.report import write_report
 from batchmill.runs.execute import RunObserver
 from batchmill.runs.run import open_run
 

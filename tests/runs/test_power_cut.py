@@ -5,11 +5,11 @@ import os
 import pytest
 from copying_job import CopyingJob
 
-from batchmill.ledger.committer import Committer
-from batchmill.ledger.ledger import Ledger
-from batchmill.maintenance.verify import verify
-from batchmill.storage import LocalStore
-from batchmill.storage.addresses import parse_address
+from batchmill.core.ledger.committer import Committer
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.storage import LocalStore
+from batchmill.core.storage.addresses import parse_address
+from batchmill.datasets.maintenance.verify import verify
 
 
 class Disk:

@@ -19,17 +19,17 @@ from jobs import run_job
 import batchmill
 from batchmill import OptionError, StepError, StoreError
 from batchmill.cli.main import main
-from batchmill.layout import METADATA, PARTS
-from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.parts import PART_SCHEMA, write_hashed
-from batchmill.ledger.proofs import Proof
-from batchmill.maintenance.verify import examine
-from batchmill.maintenance.versions import keep_version, list_versions
-from batchmill.options.failure_policy import FailurePolicy
-from batchmill.publishing.report.facts import gather
+from batchmill.core.layout import METADATA, PARTS
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.ledger.parts import PART_SCHEMA, write_hashed
+from batchmill.core.ledger.proof_records import Proof
+from batchmill.core.options.failure_policy import FailurePolicy
+from batchmill.core.storage import LocalStore
+from batchmill.core.storage.fingerprints import hash_bytes
+from batchmill.datasets.maintenance.verify import examine
+from batchmill.datasets.maintenance.versions import keep_version, list_versions
+from batchmill.datasets.publishing.report.facts import gather
 from batchmill.runs.proof import ProofOptions, prove, record_proof
-from batchmill.storage import LocalStore
-from batchmill.storage.fingerprints import hash_bytes
 
 pytestmark = pytest.mark.slow
 

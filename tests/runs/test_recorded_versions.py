@@ -9,8 +9,8 @@ import pytest
 from jobs import run_job
 
 import batchmill
-from batchmill.ledger.open import open_ledger
-from batchmill.options.failure_policy import FailurePolicy
+from batchmill.core.ledger.open import open_ledger
+from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.runs.proof import ProofOptions, prove
 
 STEP = """

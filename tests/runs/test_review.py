@@ -16,7 +16,7 @@ from libraries import Site
 import batchmill
 from batchmill import OptionError
 from batchmill.cli.main import main
-from batchmill.publishing.report.file_comparison import FileComparison
+from batchmill.datasets.publishing.report.file_comparison import FileComparison
 
 STEP = """
 import planted

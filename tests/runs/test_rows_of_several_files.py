@@ -11,14 +11,14 @@ from jobs import run_job
 from torch.utils.data import DataLoader
 
 from batchmill import File, open_dataset
-from batchmill.execution.single_input import run_single_input
-from batchmill.exporting.run_export import export_dataset
-from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.table_metadata import TableMetadata
-from batchmill.maintenance.verify import verify
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.ledger.table_metadata import TableMetadata
+from batchmill.core.storage import LocalStore
+from batchmill.core.user_step.load import load_step
+from batchmill.datasets.exporting.run_export import export_dataset
+from batchmill.datasets.maintenance.verify import verify
+from batchmill.runs.inputs.single_input import run_single_input
 from batchmill.runs.proof import ProofOptions, prove
-from batchmill.step.load import load_step
-from batchmill.storage import LocalStore
 
 STEP = """
 import json

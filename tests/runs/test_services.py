@@ -16,11 +16,11 @@ from chat_server import chat_server
 from jobs import job_of
 from live import ROOT
 
-from batchmill.planning.prepare import prepare
+from batchmill.core.planning.prepare import prepare
 from batchmill.runs.execute import execute
 from batchmill.runs.runner import InThisProcess
-from batchmill.workers import feed
-from batchmill.workers.control import Pace
+from batchmill.runs.workers import feed
+from batchmill.runs.workers.control import Pace
 
 RETRIES = 2
 # Long enough that healthy inputs do not time out on a busy machine.

@@ -12,16 +12,16 @@ from jobs import job_of, run_job
 
 import batchmill
 from batchmill import OptionError, StepError
-from batchmill.layout import PICKLED_STEP
-from batchmill.ledger.ledger import Ledger
-from batchmill.maintenance.verify import verify
-from batchmill.planning.batching import Cores
-from batchmill.planning.prepare import prepare
-from batchmill.publishing.summary import summarise
+from batchmill.core.layout import PICKLED_STEP
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.planning.batching import Cores
+from batchmill.core.planning.prepare import prepare
+from batchmill.core.storage import LocalStore
+from batchmill.core.user_step.value.shipping import load_given_step
+from batchmill.datasets.maintenance.verify import verify
+from batchmill.datasets.publishing.summary import summarise
 from batchmill.runs.run import open_run
-from batchmill.shards.process import ShardProcess
-from batchmill.step.value.shipping import load_given_step
-from batchmill.storage import LocalStore
+from batchmill.runs.shards.process import ShardProcess
 from batchmill.testing import check_step
 
 CELL = """

@@ -9,8 +9,8 @@ from copying_job import HELPER, STEP, CopyingJob
 
 from batchmill import OptionError
 from batchmill.cli.main import main
-from batchmill.planning.prepare import prepare
-from batchmill.publishing.summary import adoption_lines
+from batchmill.core.planning.prepare import prepare
+from batchmill.datasets.publishing.summary import adoption_lines
 from batchmill.runs.execute import execute
 from batchmill.runs.runner import InThisProcess
 from batchmill.runs.verify_change import verify_change

@@ -5,9 +5,9 @@ import pytest
 import soundfile
 from jobs import run_job
 
+from batchmill.core.planning.job import make_job
+from batchmill.core.planning.prepare import prepare
 from batchmill.errors import OptionError, StepError
-from batchmill.planning.job import make_job
-from batchmill.planning.prepare import prepare
 from batchmill.steps.annotation_tables import Annotation, AnnotationError, parse_annotations
 from batchmill.steps.annotations import Labels, read_labels
 from batchmill.steps.audio import split
@@ -222,7 +222,7 @@ def test_a_changed_table_executes_all_inputs_but_a_moved_table_none(recordings, 
 
 
 def test_only_the_tables_of_a_folder_are_part_of_the_identity(recordings, monkeypatch):
-    from batchmill.step.tracked_file import ContentCounts
+    from batchmill.core.user_step.tracked_file import ContentCounts
 
     def content():
         return ContentCounts(".csv").content(str(recordings / "in"))
@@ -246,7 +246,7 @@ def test_a_missing_or_forbidden_table_is_reported_before_the_run(recordings, mon
 
 
 def test_modules_that_a_built_in_step_imports_are_part_of_its_identity():
-    from batchmill.step.load import load_step
+    from batchmill.core.user_step.load import load_step
 
     code = load_step("batchmill.steps.audio:split").description["code"]
     assert {key.partition(":")[0] for key in code} == {

@@ -18,7 +18,7 @@ from jobs import run_job
 from PIL import Image, ImageCms, PngImagePlugin
 
 from batchmill import StepError
-from batchmill.step.load import load_step
+from batchmill.core.user_step.load import load_step
 from batchmill.steps.images import resize, tile, to_tensor
 
 ORIENTATION = 274
@@ -590,7 +590,7 @@ def test_the_code_includes_all_modules_of_the_step():
 def test_without_pillow_the_error_names_the_extra():
     script = (
         "import sys; sys.modules['PIL'] = None\n"
-        "from batchmill.step.load import load_step\n"
+        "from batchmill.core.user_step.load import load_step\n"
         "load_step('batchmill.steps.images:resize')"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -12,13 +12,13 @@ import torch
 from jobs import run_job
 from models import Mean
 
+from batchmill.core.options.job_options import ModelOptions
+from batchmill.core.user_step.load import load_step
 from batchmill.errors import OptionError, StepError
-from batchmill.inference.copies import Copies
-from batchmill.inference.gpus import gpus_for
-from batchmill.inference.model_step import make_inference
-from batchmill.inference.models import choose_device, load_model
-from batchmill.options.groups import ModelOptions
-from batchmill.step.load import load_step
+from batchmill.steps.inference.copies import Copies
+from batchmill.steps.inference.gpus import gpus_for
+from batchmill.steps.inference.model_step import make_inference
+from batchmill.steps.inference.models import choose_device, load_model
 from batchmill.steps.predict import PredictItems, predict_with
 
 CPU = torch.device("cpu")

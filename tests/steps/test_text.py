@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batchmill import OptionError, StepError
-from batchmill.step.load import load_step
+from batchmill.core.user_step.load import load_step
 from batchmill.steps.text import chunk
 
 HERE = str(Path(__file__).parents[1] / "support")

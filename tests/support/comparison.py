@@ -6,9 +6,9 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
-from batchmill.ledger.ledger import Ledger
-from batchmill.maintenance.verify import verify
-from batchmill.storage import open_store
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.storage import open_store
+from batchmill.datasets.maintenance.verify import verify
 
 # The entries of the ledger's folder after a first run.
 AFTER_A_RUN = ["format.json", "lease", "parts", "runs", "snapshots", "steps"]

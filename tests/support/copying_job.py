@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 from jobs import job_of, run_job
 
-from batchmill.ledger.ledger import Ledger
-from batchmill.planning.prepare import prepare
-from batchmill.storage import LocalStore
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.planning.prepare import prepare
+from batchmill.core.storage import LocalStore
 
 STEP = """
 from pathlib import Path

@@ -19,8 +19,8 @@ from multiprocessing.reduction import ForkingPickler
 from typing import NamedTuple
 from unittest import mock
 
-from batchmill.workers.ring_buffer import RingBuffer
-from batchmill.workers.worker_channel import anonymous_file
+from batchmill.runs.workers.ring_buffer import RingBuffer
+from batchmill.runs.workers.worker_channel import anonymous_file
 
 WATCHED = {
     io.open: "open",

@@ -9,7 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from batchmill.storage import remote, transfer
+from batchmill.core.storage import remote, transfer
 
 _CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate"}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT

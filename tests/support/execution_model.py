@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from batchmill.options.failure_policy import FailurePolicy
-from batchmill.shards import shard as shards
+from batchmill.core.options.failure_policy import FailurePolicy
+from batchmill.runs.shards import shard as shards
 
 STEPS = ["plain", "generator", "Items", "waiting", "Opened", "Batches", "TwoPhases"]
 ASYNC, BATCHED = ("waiting", "Opened"), ("Batches", "TwoPhases")

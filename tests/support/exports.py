@@ -8,7 +8,7 @@ from pathlib import Path
 from crashing import CrashPoints
 from published import publish_rows
 
-from batchmill.exporting.run_export import export_dataset
+from batchmill.datasets.exporting.run_export import export_dataset
 
 LABELS = ["dog", "cat", "eel"]
 # Opening a file is a step, too: a sample's file is opened while the shard before it is incomplete.

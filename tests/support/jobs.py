@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import JobSettings
-from batchmill.planning.job import make_job
-from batchmill.planning.prepare import prepare
-from batchmill.planning.recorded_job import jobs_to_update
+from batchmill.core.options.failure_policy import FailurePolicy
+from batchmill.core.options.job_options import JobSettings
+from batchmill.core.planning.job import make_job
+from batchmill.core.planning.prepare import prepare
+from batchmill.core.planning.recorded_job import jobs_to_update
 from batchmill.runs.execute import RunObserver, execute
 from batchmill.runs.runner import InThisProcess
 from batchmill.runs.verify_change import verify_change

@@ -1,6 +1,6 @@
 """Change one expression of a source file at a time, and print the changes that no test notices.
 
-    make mutants FILE=src/batchmill/ledger/parts.py [COUNT=40] [TESTS="tests/ledger tests/runs"]
+    make mutants FILE=src/batchmill/core/ledger/parts.py [COUNT=40] [TESTS="tests/core tests/runs"]
 
 The fast tests of the file's package, or of TESTS, run on a copy of the sources. COUNT limits the
 number of changes: a random sample. The exit code is 1 if the tests notice less than nine tenths.

@@ -10,7 +10,7 @@ from jobs import run_job
 from live import free_ports, start_server
 
 from batchmill import load_manifest, open_dataset
-from batchmill.storage import open_store, remote
+from batchmill.core.storage import open_store, remote
 
 COPY = "steps_under_test:copy"
 SECRET = "open-sesame-0123456789"

@@ -6,13 +6,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.snapshots import Snapshot
-from batchmill.ledger.state import State
-from batchmill.options.failure_policy import FailurePolicy
-from batchmill.planning.run_spec import RunSpec
-from batchmill.storage import LocalStore
-from batchmill.storage.fingerprints import hash_bytes
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.ledger.snapshots import Snapshot
+from batchmill.core.ledger.state import State
+from batchmill.core.options.failure_policy import FailurePolicy
+from batchmill.core.planning.run_spec import RunSpec
+from batchmill.core.storage import LocalStore
+from batchmill.core.storage.fingerprints import hash_bytes
 
 SPEC = RunSpec(
     run=1,

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from batchmill.ledger import parts
-from batchmill.storage import large_tables
+from batchmill.core.ledger import parts
+from batchmill.core.storage import large_tables
 
 
 @contextmanager

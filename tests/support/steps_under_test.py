@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal, NamedTuple
 
-from batchmill.step.tracked_file import ContentCounts
+from batchmill.core.user_step.tracked_file import ContentCounts
 
 
 class Clip(NamedTuple):

@@ -18,8 +18,8 @@ from object_store import (
 )
 
 from batchmill import StoreError, load_manifest
-from batchmill.security.credentials import Access, access_to
-from batchmill.storage import remote
+from batchmill.core.security.credentials import Access, access_to
+from batchmill.core.storage import remote
 
 
 @pytest.fixture

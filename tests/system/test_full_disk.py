@@ -10,9 +10,9 @@ from live import clean_environment, shell_in
 from PIL import Image
 
 from batchmill import StoreError
-from batchmill.ledger.ledger import Ledger
-from batchmill.maintenance.verify import verify
-from batchmill.storage import LocalStore
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.storage import LocalStore
+from batchmill.datasets.maintenance.verify import verify
 
 STEP = "batchmill.steps.images:resize"
 WORDS = "batchmill.steps.words:split"

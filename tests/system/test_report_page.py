@@ -4,9 +4,9 @@ import pytest
 from browser import browser_in
 from jobs import run_job
 
-from batchmill.ledger.open import open_ledger
-from batchmill.options.failure_policy import FailurePolicy
-from batchmill.publishing.report import write_report
+from batchmill.core.ledger.open import open_ledger
+from batchmill.core.options.failure_policy import FailurePolicy
+from batchmill.datasets.publishing.report import write_report
 
 STEP = """
 import wave

@@ -7,16 +7,18 @@ from typing import Literal, overload
 
 import pandas as pd
 
+from batchmill.api.jobs.failed_inputs import failure_table, release_inputs
+from batchmill.api.jobs.lineage import Link, lineage
 from batchmill.api.keywords import python_call
-from batchmill.errors import OptionError
-from batchmill.jobs.failed_inputs import failure_table, release_inputs
-from batchmill.jobs.lineage import Link, lineage
-from batchmill.layout import INPUT_COLUMN
-from batchmill.ledger.open import open_ledger
-from batchmill.ledger.proofs import Proof
-from batchmill.ledger.state import LIBRARIES, made_with
-from batchmill.maintenance.verify import Difference, examine
-from batchmill.maintenance.versions import (
+from batchmill.core.layout import INPUT_COLUMN
+from batchmill.core.ledger.open import open_ledger
+from batchmill.core.ledger.proof_records import Proof
+from batchmill.core.ledger.state import LIBRARIES, made_with
+from batchmill.core.storage.large_tables import take
+from batchmill.core.storage.name_search import rows_of
+from batchmill.core.urls import absolute
+from batchmill.datasets.maintenance.verify import Difference, examine
+from batchmill.datasets.maintenance.versions import (
     ListedVersion,
     VersionDiff,
     compare_versions,
@@ -24,10 +26,8 @@ from batchmill.maintenance.versions import (
     keep_version,
     list_versions,
 )
-from batchmill.reading.published import read_published
-from batchmill.storage.large_tables import take
-from batchmill.storage.name_search import rows_of
-from batchmill.urls import absolute
+from batchmill.datasets.reading.published import read_published
+from batchmill.errors import OptionError
 
 
 @python_call

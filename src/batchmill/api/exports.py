@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from batchmill.api.keywords import python_call
-from batchmill.exporting.verify_export import ExportDifference, find_differences
+from batchmill.datasets.exporting.verify_export import ExportDifference, find_differences
 
 if TYPE_CHECKING:
-    from batchmill.exporting.run_export import ExportResult
+    from batchmill.datasets.exporting.run_export import ExportResult
 
 
 @python_call
@@ -52,7 +52,7 @@ def export(
         OptionError: An option cannot be used, no sample is left, or `out` contains other files.
         StoreError: A file is missing or damaged, or a shard cannot be written.
     """
-    from batchmill.exporting.run_export import export_dataset  # Imports torch.
+    from batchmill.datasets.exporting.run_export import export_dataset  # Imports torch.
 
     chosen = [partition] if isinstance(partition, str) else partition
     return export_dataset(

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_type_hints
 
+from batchmill.core.options.base import Options
+from batchmill.core.options.job_options import JobSettings
 from batchmill.errors import BatchmillError, OptionError
-from batchmill.options.base import Options
-from batchmill.options.groups import JobSettings
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 

@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from batchmill.jobs.run_job import JobDisplay
-from batchmill.planning.prepare import Prepared
+from batchmill.api.jobs.run_job import JobDisplay
+from batchmill.core.planning.prepare import Prepared
 from batchmill.runs.progress import STARTING, RunWatcher, following, poll, progress_line
 
 _CLEAR_REST = "\x1b[K"

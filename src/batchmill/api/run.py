@@ -4,27 +4,27 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
+from batchmill.api.jobs.plan_job import PlanResult, plan_job
+from batchmill.api.jobs.request import JobRequest
+from batchmill.api.jobs.run_job import run_job
 from batchmill.api.keywords import InferKeywords, JobKeywords, python_call, with_options
 from batchmill.api.live_line import LiveLine
 from batchmill.api.run_result import RunResult
+from batchmill.core.ledger.open import last_run, open_ledger
+from batchmill.core.manifest import ManifestLike
+from batchmill.core.options.job_options import JobSettings, ModelOptions
+from batchmill.core.planning.recorded_job import jobs_to_update, why_not_updated
+from batchmill.core.urls import absolute
+from batchmill.datasets.publishing.summary import summarise
 from batchmill.errors import RunError
-from batchmill.inference.model_step import predict_params
-from batchmill.jobs.plan_job import PlanResult, plan_job
-from batchmill.jobs.request import JobRequest
-from batchmill.jobs.run_job import run_job
-from batchmill.ledger.open import last_run, open_ledger
-from batchmill.manifest import ManifestLike
-from batchmill.options.groups import JobSettings, ModelOptions
 from batchmill.orchestration.interrupts import is_interactive
 from batchmill.orchestration.server.embedded_server import keep_servers
-from batchmill.planning.recorded_job import jobs_to_update, why_not_updated
-from batchmill.publishing.summary import summarise
-from batchmill.shards.process_pool import keep_ready
-from batchmill.urls import absolute
+from batchmill.runs.shards.process_pool import keep_ready
+from batchmill.steps.inference.model_step import predict_params
 
 if TYPE_CHECKING:
     from batchmill.blocks import DatasetStore, RayCluster
-    from batchmill.publishing.report.review import Review
+    from batchmill.datasets.publishing.report.review import Review
 
 # A function, class or object, or a reference.
 Step = Any

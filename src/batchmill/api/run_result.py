@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from batchmill.api import datasets
+from batchmill.core.ledger.open import open_ledger
+from batchmill.core.ledger.state import as_shown
+from batchmill.core.planning.changed_code import ChangeCheck
+from batchmill.core.planning.forecast import Forecast
+from batchmill.core.security.credentials import Access, access_to
+from batchmill.datasets.publishing.report.page import run_card
+from batchmill.datasets.publishing.summary import Summary
 from batchmill.errors import BatchmillError
-from batchmill.ledger.open import open_ledger
-from batchmill.ledger.state import as_shown
-from batchmill.planning.change_check import ChangeCheck
-from batchmill.planning.forecast import Forecast
-from batchmill.publishing.report.page import run_card
-from batchmill.publishing.summary import Summary
-from batchmill.security.credentials import Access, access_to
 
 _SHOWN_FAILURES = 3
 _OUTCOME_COLUMNS = ("input", "outcome", "attempts", "seconds", "error", "message")

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from batchmill.api.keywords import python_call
-from batchmill.execution.single_input import run_single_input
-from batchmill.outcome import WrittenFile, one_line
-from batchmill.planning.job import plain_params
-from batchmill.sizes import counted
-from batchmill.step.value.shipping import load_given_step
+from batchmill.core.outcome import WrittenFile, one_line
+from batchmill.core.planning.job import plain_params
+from batchmill.core.sizes import counted
+from batchmill.core.user_step.value.shipping import load_given_step
+from batchmill.runs.inputs.single_input import run_single_input
 
 _SHOWN_ROWS, _SHOWN_CHARACTERS = 3, 200
 

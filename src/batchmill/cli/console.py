@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from batchmill.outcome import visible
+from batchmill.core.outcome import visible
 
 
 class PlainConsole(Console):

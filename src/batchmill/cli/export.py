@@ -5,9 +5,9 @@ from dataclasses import asdict
 
 from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Dataset, Json, Place
+from batchmill.core.sizes import counted, readable_size
+from batchmill.datasets.exporting.formats import FormatName
 from batchmill.errors import OptionError
-from batchmill.exporting.formats import FormatName
-from batchmill.sizes import counted, readable_size
 
 _SHOWN = 50
 
@@ -59,7 +59,7 @@ def export(
         return _verify(str(verify), json=json)
     if not (dataset and out and to):
         raise OptionError("give a dataset, a folder or URL for the shards, and --to with a format.")
-    from batchmill.exporting.run_export import export_dataset
+    from batchmill.datasets.exporting.run_export import export_dataset
 
     errors = console(stderr=True, quiet=json)
 
@@ -91,7 +91,7 @@ def export(
 
 
 def _verify(place: str, *, json: bool) -> int:
-    from batchmill.exporting.verify_export import find_differences
+    from batchmill.datasets.exporting.verify_export import find_differences
 
     found = list(find_differences(place))
     out = console()

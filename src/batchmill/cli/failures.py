@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from batchmill.api.jobs.failed_inputs import failure_table, release_inputs
 from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Dataset, Json
+from batchmill.core.ledger.open import open_ledger
+from batchmill.core.outcome import one_line, visible
+from batchmill.core.sizes import counted
 from batchmill.errors import OptionError
-from batchmill.jobs.failed_inputs import failure_table, release_inputs
-from batchmill.ledger.open import open_ledger
-from batchmill.outcome import one_line, visible
-from batchmill.sizes import counted
 
 Inputs = Annotated[str, Parameter(help="Only these inputs. Use the names in the manifest.")]
 FailureKinds = Annotated[
@@ -126,7 +126,7 @@ def reproduce(
         output: The zip file to write.
     """
     # Imported here because the other commands do not need it.
-    from batchmill.jobs.reproduction import write_reproduction
+    from batchmill.api.jobs.reproduction import write_reproduction
 
     write_reproduction(str(dataset), input, output.expanduser())
     console().print(f"{output}: written. Unpack it, and run: python run.py")

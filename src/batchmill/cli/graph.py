@@ -1,9 +1,9 @@
 """`batchmill graph`: the datasets that a dataset is made of."""
 
+from batchmill.api.jobs.lineage import lineage
+from batchmill.api.jobs.lineage import mermaid as diagram
 from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Dataset, Json
-from batchmill.jobs.lineage import lineage
-from batchmill.jobs.lineage import mermaid as diagram
 
 
 def graph(dataset: Dataset, /, *, mermaid: bool = False, json: Json = False) -> None:

@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from batchmill.errors import OptionError
-from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import (
+from batchmill.core.options.failure_policy import FailurePolicy
+from batchmill.core.options.job_options import (
     ConfinementOptions,
     ExecutionOptions,
     InputOptions,
@@ -17,7 +16,8 @@ from batchmill.options.groups import (
     PartitionOptions,
     RunOptions,
 )
-from batchmill.step.params import parse_pairs, read_object
+from batchmill.core.user_step.params import parse_pairs, read_object
+from batchmill.errors import OptionError
 
 # The help lists the groups in this order. The first one has the options that most users need.
 MAIN = Group("Main options", sort_key=1)

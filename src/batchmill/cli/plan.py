@@ -6,6 +6,8 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
+from batchmill.api.jobs.plan_job import PlanResult, plan_job
+from batchmill.api.jobs.request import JobRequest
 from batchmill.cli.console import console, print_json
 from batchmill.cli.options import (
     JobOptions,
@@ -17,15 +19,13 @@ from batchmill.cli.options import (
     Step,
     check_given,
 )
+from batchmill.core.partitions.partitioning import count_strata, uneven_partitions
+from batchmill.core.planning.decisions import ADOPTED, REASONS, UNREADABLE
+from batchmill.core.planning.prepare import Prepared, code_changes
+from batchmill.core.planning.run_spec import partitions_of
+from batchmill.core.sizes import counted
+from batchmill.core.user_step.params import parse_params
 from batchmill.errors import OptionError
-from batchmill.jobs.plan_job import PlanResult, plan_job
-from batchmill.jobs.request import JobRequest
-from batchmill.partitions.partitioning import count_strata, uneven_partitions
-from batchmill.planning.decisions import ADOPTED, REASONS, UNREADABLE
-from batchmill.planning.prepare import Prepared, code_changes
-from batchmill.planning.run_spec import partitions_of
-from batchmill.sizes import counted
-from batchmill.step.params import parse_params
 
 SHOWN_NAMES = 5
 _THIS_PLAN = Group("This plan", sort_key=3)

@@ -10,10 +10,10 @@ from cyclopts import Parameter
 
 from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Dataset, Json, Params, ParamsFile, Step
+from batchmill.core.sizes import counted
+from batchmill.core.urls import absolute
+from batchmill.core.user_step.params import parse_params
 from batchmill.errors import OptionError
-from batchmill.sizes import counted
-from batchmill.step.params import parse_params
-from batchmill.urls import absolute
 
 # The exit code if a result or a failure of the sample has changed.
 DIFFERENT = 3

@@ -27,12 +27,12 @@ from batchmill.cli.options import (
     Verbose,
     check_given,
 )
+from batchmill.core.layout import LEDGER_FOLDER
+from batchmill.core.options.job_options import ModelOptions
+from batchmill.core.urls import absolute, is_url, without_file_scheme
+from batchmill.core.user_step.params import parse_params
 from batchmill.errors import OptionError, RunError
-from batchmill.layout import LEDGER_FOLDER
-from batchmill.options.groups import ModelOptions
 from batchmill.orchestration.server.embedded_server import preparing_server
-from batchmill.step.params import parse_params
-from batchmill.urls import absolute, is_url, without_file_scheme
 
 
 def run(
@@ -76,8 +76,8 @@ def run(
     # Prefect has a saved job, so its run needs a server in any case.
     with _starting_run(output, verbose=verbose):
         # Imported here because the import takes half a second.
+        from batchmill.api.jobs.request import JobRequest
         from batchmill.cli.run_console import run_and_show
-        from batchmill.jobs.request import JobRequest
 
         request = job or JobRequest(
             manifest=manifest,
@@ -121,8 +121,8 @@ def infer(
     check_given(manifest=manifest, model=model, output=output)
     with _starting_run(output, verbose=verbose):
         # Imported here because the import takes half a second.
+        from batchmill.api.jobs.request import JobRequest
         from batchmill.cli.run_console import run_and_show
-        from batchmill.jobs.request import JobRequest
 
         request = JobRequest(
             manifest=manifest,
@@ -171,10 +171,10 @@ def update(
         changes["manifest"] = str(manifest)
     with nullcontext() if plan else _starting_run(place, verbose=verbose):
         # Imported here because the import takes half a second.
+        from batchmill.api.jobs.request import JobRequest
         from batchmill.cli.plan import print_plan
         from batchmill.cli.run_console import run_and_show
-        from batchmill.jobs.request import JobRequest
-        from batchmill.planning.recorded_job import jobs_to_update, why_not_updated
+        from batchmill.core.planning.recorded_job import jobs_to_update, why_not_updated
 
         for job in jobs_to_update(place, deep=deep, **changes):
             if deep:

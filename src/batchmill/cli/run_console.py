@@ -20,20 +20,20 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from batchmill.api.jobs.request import JobRequest
+from batchmill.api.jobs.run_job import EndedRun, JobDisplay, run_job
 from batchmill.cli.console import console, print_json
 from batchmill.cli.plan import MEANINGS, partition_lines, partitions_as_json
 from batchmill.cli.status import executed_text
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.options.job_options import JobSettings, RunOptions
+from batchmill.core.planning.prepare import Prepared
+from batchmill.core.security.credentials import access_to
+from batchmill.core.sizes import counted, list_counts
+from batchmill.datasets.maintenance.leakage import find_duplicates
+from batchmill.datasets.publishing.summary import failure_message
 from batchmill.errors import RunError
-from batchmill.jobs.request import JobRequest
-from batchmill.jobs.run_job import EndedRun, JobDisplay, run_job
-from batchmill.ledger.ledger import Ledger
-from batchmill.maintenance.leakage import find_duplicates
-from batchmill.options.groups import JobSettings, RunOptions
-from batchmill.planning.prepare import Prepared
-from batchmill.publishing.summary import failure_message
 from batchmill.runs.progress import STARTING, RunWatcher, following, poll, progress_line, time_left
-from batchmill.security.credentials import access_to
-from batchmill.sizes import counted, list_counts
 
 _LINE_SECONDS = 10.0
 

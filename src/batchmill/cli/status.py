@@ -4,12 +4,13 @@ from shlex import quote
 
 from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Dataset, Json
-from batchmill.layout import REPORT
-from batchmill.ledger.lease import check_free, holder
-from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.open import last_run, open_ledger
-from batchmill.planning.libraries import versions_in
-from batchmill.publishing.summary import (
+from batchmill.core.layout import REPORT
+from batchmill.core.ledger.lease import check_free, holder
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.ledger.open import last_run, open_ledger
+from batchmill.core.planning.changed_libraries import versions_in
+from batchmill.core.sizes import counted, readable_size
+from batchmill.datasets.publishing.summary import (
     RUN_AGAIN,
     Summary,
     adoption_lines,
@@ -18,7 +19,6 @@ from batchmill.publishing.summary import (
     failure_message,
     summarise,
 )
-from batchmill.sizes import counted, readable_size
 
 _SHOWN_GROUPS = 20
 
@@ -103,7 +103,7 @@ def report(dataset: Dataset, /) -> None:
     batchmill report dataset
     ```
     """
-    from batchmill.publishing.report import write_report  # `status` does not need it.
+    from batchmill.datasets.publishing.report import write_report  # `status` does not need it.
 
     ledger = open_ledger(str(dataset))
     run = last_run(ledger, str(dataset))

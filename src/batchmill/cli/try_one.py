@@ -16,14 +16,14 @@ from rich.table import Table
 
 from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Json, Params, ParamsFile, Place, Step, check_given
-from batchmill.execution.single_input import run_single_input
-from batchmill.options.failure_policy import FailurePolicy
-from batchmill.outcome import Outcome, visible
-from batchmill.sizes import counted, readable_size
-from batchmill.step.load import load_step
-from batchmill.step.params import parse_pairs, parse_params
-from batchmill.workers.memory_usage import resident_bytes, used_bytes
-from batchmill.workers.processes import ChildProcess, children
+from batchmill.core.options.failure_policy import FailurePolicy
+from batchmill.core.outcome import Outcome, visible
+from batchmill.core.sizes import counted, readable_size
+from batchmill.core.user_step.load import load_step
+from batchmill.core.user_step.params import parse_pairs, parse_params
+from batchmill.runs.inputs.single_input import run_single_input
+from batchmill.runs.workers.memory_usage import resident_bytes, used_bytes
+from batchmill.runs.workers.processes import ChildProcess, children
 
 SHOWN_ROWS = 20
 FAILED = 1

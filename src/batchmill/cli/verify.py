@@ -12,11 +12,11 @@ from cyclopts import Parameter
 
 from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Dataset, Json
+from batchmill.core.ledger.open import open_ledger
+from batchmill.core.sizes import counted, list_counts
+from batchmill.datasets.maintenance.verify import Difference, advice, examine
+from batchmill.datasets.publishing.summary import adoption_lines
 from batchmill.errors import OptionError
-from batchmill.ledger.open import open_ledger
-from batchmill.maintenance.verify import Difference, advice, examine
-from batchmill.publishing.summary import adoption_lines
-from batchmill.sizes import counted, list_counts
 
 _SHOWN = 50
 

@@ -9,11 +9,16 @@ from cyclopts import Parameter
 
 from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Dataset, Json
+from batchmill.core.ledger.open import open_ledger
+from batchmill.core.sizes import counted, readable_size
+from batchmill.datasets.maintenance.input_files import copy_files, input_files
+from batchmill.datasets.maintenance.versions import (
+    compare_versions,
+    drop_name,
+    keep_version,
+    list_versions,
+)
 from batchmill.errors import OptionError
-from batchmill.ledger.open import open_ledger
-from batchmill.maintenance.input_files import copy_files, input_files
-from batchmill.maintenance.versions import compare_versions, drop_name, keep_version, list_versions
-from batchmill.sizes import counted, readable_size
 
 _SHOWN_NAMES = 5
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from batchmill.cli.console import console, hide_prefect_log, print_json
 from batchmill.cli.options import Json, Place
+from batchmill.core.options.job_options import WATCH_MIN_AGE
+from batchmill.core.outcome import visible
+from batchmill.core.sizes import counted, readable_size
 from batchmill.errors import BatchmillError, OptionError
-from batchmill.options.groups import WATCH_MIN_AGE
 from batchmill.orchestration.interrupts import SIGNALS, restoring_handlers
-from batchmill.outcome import visible
-from batchmill.sizes import counted, readable_size
 
 if TYPE_CHECKING:
     from batchmill.orchestration.arrivals.watch_target import WatchTarget

@@ -13,15 +13,15 @@ from prefect.artifacts import Artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 
-from batchmill.digests import readable_id
+from batchmill.core.digests import readable_id
+from batchmill.core.outcome import described
+from batchmill.core.sizes import counted, duration, readable_size
+from batchmill.datasets.publishing.failure_groups import FailureGroup
+from batchmill.datasets.publishing.report import Facts, Report
+from batchmill.datasets.publishing.report.svg import as_data_url
+from batchmill.datasets.publishing.summary import Summary
 from batchmill.orchestration.server.api import API_ERRORS, without_retries
-from batchmill.outcome import described
-from batchmill.publishing.failure_groups import FailureGroup
-from batchmill.publishing.report import Facts, Report
-from batchmill.publishing.report.svg import as_data_url
-from batchmill.publishing.summary import Summary
 from batchmill.runs.progress import Failure
-from batchmill.sizes import counted, duration, readable_size
 
 logger = logging.getLogger(__name__)
 

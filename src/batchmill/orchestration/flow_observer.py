@@ -12,8 +12,11 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Crashed, Failed
 from prefect.utilities.annotations import opaque
 
-from batchmill.ledger.lease import Wait
-from batchmill.ledger.ledger import Ledger
+from batchmill.core.ledger.lease import Wait
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.planning.prepare import Prepared
+from batchmill.core.planning.run_spec import read_spec
+from batchmill.datasets.publishing.summary import Summary, failure_message
 from batchmill.orchestration.artifacts import (
     LiveArtifact,
     artifact_key,
@@ -24,9 +27,6 @@ from batchmill.orchestration.artifacts import (
 from batchmill.orchestration.cancellation import Cancellation
 from batchmill.orchestration.metrics import RunMetrics
 from batchmill.orchestration.server.api import end_flow_run, event_resource
-from batchmill.planning.prepare import Prepared
-from batchmill.planning.run_spec import read_spec
-from batchmill.publishing.summary import Summary, failure_message
 from batchmill.runs.execute import RunEnd, RunObserver
 from batchmill.runs.progress import Progress
 from batchmill.runs.run import Run

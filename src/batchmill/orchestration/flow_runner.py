@@ -10,24 +10,24 @@ from uuid import UUID
 from prefect.runtime import flow_run
 
 from batchmill.blocks.ray_cluster import RayCluster
-from batchmill.causes import SameCause
+from batchmill.core.failure_causes import SameCause
+from batchmill.core.layout import STAGING
+from batchmill.core.planning.batching import Cores
+from batchmill.core.planning.run_spec import RunSpec, read_spec
+from batchmill.core.security.credentials import Access
+from batchmill.core.user_step.load import Step
 from batchmill.errors import StoreError
-from batchmill.inference.gpus import gpus_for
-from batchmill.layout import STAGING
 from batchmill.orchestration.cancellation import Cancellation
 from batchmill.orchestration.flow_observer import FlowObserver
 from batchmill.orchestration.metrics import COLUMNS
 from batchmill.orchestration.runners.scheduler import ShardScheduler
 from batchmill.orchestration.runners.shard_runner import LocalRunner, ShardRunner
 from batchmill.orchestration.server.api import record_ends, wait_until_recorded
-from batchmill.planning.batching import Cores
-from batchmill.planning.run_spec import RunSpec, read_spec
 from batchmill.runs.progress import RunWatcher
 from batchmill.runs.run import Run
 from batchmill.runs.runner import Runner, ShardsEnd
-from batchmill.security.credentials import Access
-from batchmill.shards.shard import Shard
-from batchmill.step.load import Step
+from batchmill.runs.shards.shard import Shard
+from batchmill.steps.inference.gpus import gpus_for
 from batchmill.tasks.shard import run_local_shard
 
 # After this many lost shard processes in one run, lost shards are not submitted again.

@@ -18,8 +18,8 @@ from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 from prefect.states import Running
 
+from batchmill.core.ledger.lease import Wait
 from batchmill.errors import CancelledError
-from batchmill.ledger.lease import Wait
 from batchmill.orchestration.server.api import API_ERRORS, client_without_retries
 
 # The name of the state of a flow run that waits. Its type is RUNNING.

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from batchmill.ledger.lease import Wait
-from batchmill.ledger.ledger import Ledger
-from batchmill.planning.batching import Cores
-from batchmill.planning.prepare import Prepared
-from batchmill.publishing.publish import publish_changes
-from batchmill.publishing.report import write_report
-from batchmill.publishing.summary import Summary, summarise
+from batchmill.core.ledger.lease import Wait
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.planning.batching import Cores
+from batchmill.core.planning.prepare import Prepared
+from batchmill.datasets.publishing.publish import publish_changes
+from batchmill.datasets.publishing.report import write_report
+from batchmill.datasets.publishing.summary import Summary, summarise
 from batchmill.runs.run import Run, open_run
 from batchmill.runs.runner import Runner, ShardsEnd
 

@@ -4,14 +4,14 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from batchmill.core.layout import STAGING
+from batchmill.core.ledger.lease import read_token
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.planning.run_spec import read_spec, some_inputs
+from batchmill.core.storage import is_url, open_store, remote
+from batchmill.core.user_step.compare_with_plan import differences_from_plan
 from batchmill.errors import BatchmillError, StoreError
-from batchmill.layout import STAGING
-from batchmill.ledger.lease import read_token
-from batchmill.ledger.ledger import Ledger
-from batchmill.planning.run_spec import read_spec, some_inputs
-from batchmill.shards.inputs import load_planned_step
-from batchmill.step.planned import differences_from_plan
-from batchmill.storage import is_url, open_store, remote
+from batchmill.runs.shards.shard_inputs import load_planned_step
 
 # Ray copies a user's own modules to all machines with this option.
 _BRING = '--runtime-env \'{"working_dir": "."}\''

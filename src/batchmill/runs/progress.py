@@ -13,11 +13,11 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.causes import SameCause
+from batchmill.core.failure_causes import SameCause
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.outcome import one_line
+from batchmill.core.planning.plan_file import PlanFile
 from batchmill.errors import BatchmillError, LedgerError
-from batchmill.ledger.ledger import Ledger
-from batchmill.outcome import one_line
-from batchmill.planning.plan_file import PlanFile
 
 STARTING = "starting Prefect"
 KEPT_FAILURES = 100

@@ -13,21 +13,21 @@ from itertools import islice
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.ledger.open import open_ledger
+from batchmill.core.ledger.proof_records import Proof
+from batchmill.core.ledger.snapshots import Snapshot
+from batchmill.core.manifest import Manifest
+from batchmill.core.manifest.file_stats import MISSING_SIZE
+from batchmill.core.planning.changed_libraries import LibraryChange, RecordedLibraries
+from batchmill.core.planning.prepare import Prepared
+from batchmill.core.storage import if_exists
+from batchmill.core.user_step.code.files import imported_packages
+from batchmill.datasets.publishing.metadata_table import metadata_table
+from batchmill.datasets.reading.published import read_published
 from batchmill.errors import LedgerError, OptionError, StoreError
-from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.open import open_ledger
-from batchmill.ledger.proofs import Proof
-from batchmill.ledger.snapshots import Snapshot
-from batchmill.manifest import Manifest
-from batchmill.manifest.file_stats import MISSING_SIZE
-from batchmill.planning.libraries import LibraryChange, RecordedLibraries
-from batchmill.planning.prepare import Prepared
-from batchmill.publishing.metadata_table import metadata_table
-from batchmill.reading.published import read_published
-from batchmill.runs.discarded_job import ResultDifference, compare_again
+from batchmill.runs.execute_again import ResultDifference, compare_again
 from batchmill.runs.recorded_version import RecordedVersion
-from batchmill.step.code.files import imported_packages
-from batchmill.storage import if_exists
 
 _SHOWN = 10
 _MISSING, _CHANGED = "the input does not exist here", "the input has changed"

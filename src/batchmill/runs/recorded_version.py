@@ -11,26 +11,26 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.ledger.snapshots import Snapshot
+from batchmill.core.ledger.state import OK, State
+from batchmill.core.manifest import Manifest, load_manifest
+from batchmill.core.options.job_options import ExecutionOptions, InputOptions, JobSettings
+from batchmill.core.planning.changed_files import FileChanges, detect_changes
+from batchmill.core.planning.decisions import Criteria
+from batchmill.core.planning.forecast_sample import random_sample
+from batchmill.core.planning.job import Job
+from batchmill.core.planning.plan import PLANNED_COLUMNS, make_plan, match_records
+from batchmill.core.planning.prepare import Prepared
+from batchmill.core.planning.run_spec import RunSpec, spec_of
+from batchmill.core.storage import is_url
+from batchmill.core.storage.name_search import rows_of
+from batchmill.core.user_step.compare_with_plan import differences_from_plan
+from batchmill.core.user_step.load import Step
+from batchmill.core.user_step.value.shipping import pickle_digest
 from batchmill.errors import OptionError
-from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.snapshots import Snapshot
-from batchmill.ledger.state import OK, State
-from batchmill.manifest import Manifest, load_manifest
-from batchmill.options.groups import ExecutionOptions, InputOptions, JobSettings
-from batchmill.planning.change_detection import FileChanges, detect_changes
-from batchmill.planning.decisions import Criteria
-from batchmill.planning.job import Job
-from batchmill.planning.plan import PLANNED_COLUMNS, make_plan, match_records
-from batchmill.planning.prepare import Prepared
-from batchmill.planning.run_spec import RunSpec, spec_of
-from batchmill.planning.sample import random_sample
-from batchmill.runs.discarded_job import RESULT_COLUMNS
-from batchmill.shards.inputs import load_planned_step, pickled_step_name
-from batchmill.step.load import Step
-from batchmill.step.planned import differences_from_plan
-from batchmill.step.value.shipping import pickle_digest
-from batchmill.storage import is_url
-from batchmill.storage.name_search import rows_of
+from batchmill.runs.execute_again import RESULT_COLUMNS
+from batchmill.runs.shards.shard_inputs import load_planned_step, pickled_step_name
 
 _COLUMNS = (*PLANNED_COLUMNS, *RESULT_COLUMNS, "carried", "result_run")
 

@@ -20,25 +20,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.errors import OptionError, StoreError
-from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.state import OK
-from batchmill.options.groups import RunOptions
-from batchmill.outcome import one_line
-from batchmill.planning.change_check import ChangeCheck
-from batchmill.planning.job import make_job
-from batchmill.planning.prepare import Prepared, plan_with, prepare
-from batchmill.planning.recorded_job import recorded_job
-from batchmill.planning.sample import random_sample
-from batchmill.publishing.report.file_comparison import (
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.ledger.state import OK
+from batchmill.core.options.job_options import RunOptions
+from batchmill.core.outcome import one_line
+from batchmill.core.planning.changed_code import ChangeCheck
+from batchmill.core.planning.forecast_sample import random_sample
+from batchmill.core.planning.job import make_job
+from batchmill.core.planning.prepare import Prepared, plan_with, prepare
+from batchmill.core.planning.recorded_job import recorded_job
+from batchmill.core.storage import Store
+from batchmill.core.storage.name_search import rows_of
+from batchmill.datasets.publishing.report.file_comparison import (
     FileComparison,
     compare_files,
     compare_sizes,
     compare_values,
     is_number,
 )
-from batchmill.publishing.report.review import ChangedInput, ColumnChange, Review
-from batchmill.runs.discarded_job import (
+from batchmill.datasets.publishing.report.review import ChangedInput, ColumnChange, Review
+from batchmill.errors import OptionError, StoreError
+from batchmill.runs.execute_again import (
     NO_OUTCOME,
     RESULT_COLUMNS,
     ResultDifference,
@@ -47,8 +49,6 @@ from batchmill.runs.discarded_job import (
     made_again,
     rows_of_record,
 )
-from batchmill.storage import Store
-from batchmill.storage.name_search import rows_of
 
 _SHOWN_INPUTS, _SHOWN_COLUMNS, _SHOWN_FILES, _SHOWN_DIFFERENCES = 12, 20, 4, 10
 # Larger files are compared by their sizes.

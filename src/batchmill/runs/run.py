@@ -11,30 +11,30 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from batchmill.layout import REPORT, STAGING
-from batchmill.ledger.lease import Lease, Wait, lease
-from batchmill.ledger.ledger import Ledger
-from batchmill.maintenance.cleanup import (
+from batchmill.core.layout import REPORT, STAGING
+from batchmill.core.ledger.lease import Lease, Wait, lease
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.options.job_options import RunOptions
+from batchmill.core.planning.advance import advance
+from batchmill.core.planning.batching import Cores, Layout
+from batchmill.core.planning.job import Job
+from batchmill.core.planning.partition_assignment import without_withdrawn
+from batchmill.core.planning.prepare import Prepared, plan_again, prepare
+from batchmill.core.planning.run_spec import write_run_plan
+from batchmill.core.storage import is_url
+from batchmill.core.user_step.value.shipping import pickle_digest
+from batchmill.datasets.maintenance.cleanup import (
     forget_released,
     forget_runs,
     remove_incomplete,
     remove_orphans,
     sweep,
 )
-from batchmill.maintenance.merging import with_merged_parts
-from batchmill.options.groups import RunOptions
-from batchmill.planning.advance import advance
-from batchmill.planning.batching import Cores, Layout
-from batchmill.planning.job import Job
-from batchmill.planning.partition_assignment import without_withdrawn
-from batchmill.planning.prepare import Prepared, plan_again, prepare
-from batchmill.planning.run_spec import write_run_plan
-from batchmill.publishing.summary import Summary, summarise
+from batchmill.datasets.maintenance.merging import with_merged_parts
+from batchmill.datasets.publishing.summary import Summary, summarise
 from batchmill.runs.node_check import Probe
-from batchmill.shards.inputs import pickled_step_name
-from batchmill.shards.shard import Shard
-from batchmill.step.value.shipping import pickle_digest
-from batchmill.storage import is_url
+from batchmill.runs.shards.shard import Shard
+from batchmill.runs.shards.shard_inputs import pickled_step_name
 
 # A flow's parameters are plain values, so a plan of a million inputs cannot be one of them. The
 # caller has made it to show it to the user, and the flow need not make it again.

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from batchmill.outcome import Outcome
-from batchmill.planning.batching import Cores
+from batchmill.core.outcome import Outcome
+from batchmill.core.planning.batching import Cores
 from batchmill.runs.run import Run
-from batchmill.shards.run_shard import run_shard
-from batchmill.shards.shard import Shard
+from batchmill.runs.shards.run_shard import run_shard
+from batchmill.runs.shards.shard import Shard
 
 
 class ShardsEnd(NamedTuple):

@@ -8,10 +8,10 @@ from itertools import islice
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.planning.change_check import ChangeCheck
-from batchmill.planning.prepare import Prepared, code_changes, plan_with
-from batchmill.planning.sample import random_sample
-from batchmill.runs.discarded_job import NO_OUTCOME, RESULT_COLUMNS, compare_again
+from batchmill.core.planning.changed_code import ChangeCheck
+from batchmill.core.planning.forecast_sample import random_sample
+from batchmill.core.planning.prepare import Prepared, code_changes, plan_with
+from batchmill.runs.execute_again import NO_OUTCOME, RESULT_COLUMNS, compare_again
 
 _SHOWN_INPUTS = 5
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from batchmill.core.user_step.tracked_file import ContentCounts
 from batchmill.errors import StepError
-from batchmill.step.tracked_file import ContentCounts
 from batchmill.steps.annotations import SUFFIXES, read_labels
 from batchmill.steps.clips import ClipFilter
 from batchmill.steps.recordings import open_recording, to_frames

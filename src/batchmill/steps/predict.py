@@ -11,18 +11,24 @@ import torch
 from pydantic import AfterValidator, ValidationInfo
 from torch.utils._pytree import tree_map, tree_map_only
 
-from batchmill.digests import digest
+from batchmill.core.digests import digest
+from batchmill.core.security.allowlist import refused_models
+from batchmill.core.user_step.fingerprint import code_digest
+from batchmill.core.user_step.import_reference import is_reference, resolve_reference
+from batchmill.core.user_step.tracked_file import ContentCounts
+from batchmill.datasets.reading.open_file import choose_load
+from batchmill.datasets.reading.padding import pad_collate
 from batchmill.errors import OptionError, StepError
-from batchmill.execution.batch_runner import ResultError, results_of
-from batchmill.inference.copies import Copies, copies_of
-from batchmill.inference.model_step import is_model_file
-from batchmill.inference.models import Model, check_factory, choose_device, load_model, make_model
-from batchmill.reading.files import choose_load
-from batchmill.reading.padding import pad_collate
-from batchmill.security.allowlist import refused_models
-from batchmill.step.fingerprint import code_digest
-from batchmill.step.import_reference import is_reference, resolve_reference
-from batchmill.step.tracked_file import ContentCounts
+from batchmill.runs.inputs.batch_runner import ResultError, results_of
+from batchmill.steps.inference.copies import Copies, copies_of
+from batchmill.steps.inference.model_step import is_model_file
+from batchmill.steps.inference.models import (
+    Model,
+    check_factory,
+    choose_device,
+    load_model,
+    make_model,
+)
 
 _COLLATES = {"default": torch.utils.data.default_collate, "pad": pad_collate}
 
@@ -127,7 +133,7 @@ class PredictItems:
             dataset: The torch Dataset.
             weights: The file of a model, or of weights for `model`.
             model: The reference of a model, or of a function that makes one: see
-                `batchmill.inference.models.load_model`.
+                `batchmill.steps.inference.models.load_model`.
             device: `cpu`, `cuda`, or `auto`.
             collate: How to make a batch. `default`: the Dataset's `collate_fn`, or torch's. `pad`:
                 pad to the longest sample. Otherwise the reference of a function.

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from batchmill.step.import_reference import resolve_reference
+from batchmill.core.user_step.import_reference import resolve_reference
 from batchmill.steps.windows import windows
 
 Unit = Literal["characters", "words", "tokens"]
@@ -103,7 +103,8 @@ def chunk(
         }
 
 
-# The source of the tokenizer's module is part of the step's identity (batchmill.step.fingerprint).
+# The source of the tokenizer's module is part of the step's identity
+# (batchmill.core.user_step.fingerprint).
 chunk.__dict__["references"] = ("tokenizer",)
 
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.sizes import counted
+from batchmill.core.storage import LocalStore
+from batchmill.core.storage.scratch import scratch_folder
+from batchmill.core.user_step.fingerprint import differences
+from batchmill.core.user_step.value.shipping import pickle_digest
+from batchmill.datasets.maintenance.verify import verify
 from batchmill.errors import BatchmillError, OptionError
-from batchmill.ledger.ledger import Ledger
-from batchmill.maintenance.verify import verify
-from batchmill.runs.discarded_job import file_differences, row_differences
-from batchmill.sizes import counted
-from batchmill.step.fingerprint import differences
-from batchmill.step.value.shipping import pickle_digest
-from batchmill.storage import LocalStore
-from batchmill.storage.scratch import scratch_folder
-from batchmill.testing.fresh import Fresh, Result, run_fresh
+from batchmill.runs.execute_again import file_differences, row_differences
+from batchmill.testing.fresh_process import Fresh, Result, run_fresh
 from batchmill.testing.trial import Trial
 
 _REMEDY = (

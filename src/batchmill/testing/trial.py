@@ -9,15 +9,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import ExecutionOptions, InputOptions, JobSettings
-from batchmill.outcome import Outcome
-from batchmill.planning.job import Job, make_job
-from batchmill.planning.prepare import Prepared, prepare
+from batchmill.core.options.failure_policy import FailurePolicy
+from batchmill.core.options.job_options import ExecutionOptions, InputOptions, JobSettings
+from batchmill.core.outcome import Outcome
+from batchmill.core.planning.job import Job, make_job
+from batchmill.core.planning.prepare import Prepared, prepare
+from batchmill.core.storage.fingerprints import Fingerprint, fingerprint
 from batchmill.runs.execute import execute
 from batchmill.runs.runner import InThisProcess
-from batchmill.storage.fingerprints import Fingerprint, fingerprint
-from batchmill.testing.fresh import Result, result_of
+from batchmill.testing.fresh_process import Result, result_of
 
 # A step that hangs fails its test after this time.
 _TIMEOUT_SECONDS = 300.0

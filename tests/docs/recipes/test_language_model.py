@@ -9,8 +9,8 @@ from jobs import job_of, run_job
 from live import ROOT, serving
 
 import batchmill
-from batchmill.options.failure_policy import FailurePolicy
-from batchmill.planning.prepare import prepare
+from batchmill.core.options.failure_policy import FailurePolicy
+from batchmill.core.planning.prepare import prepare
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from jobs import run_job
 from object_store import upload
 
+from batchmill.core.ledger.open import open_ledger
 from batchmill.errors import ManifestError
-from batchmill.ledger.open import open_ledger
 from batchmill.orchestration.arrivals.detection import (
     Arrivals,
     FileVersion,

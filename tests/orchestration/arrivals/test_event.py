@@ -7,8 +7,9 @@ from live import free_ports
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchmill import BatchmillError, OptionError
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.storage import LocalStore
 from batchmill.errors import ServiceError
-from batchmill.ledger.ledger import Ledger
 from batchmill.orchestration.arrivals.detection import FileVersion
 from batchmill.orchestration.arrivals.watch_target import (
     WatchTarget,
@@ -17,7 +18,6 @@ from batchmill.orchestration.arrivals.watch_target import (
 )
 from batchmill.orchestration.arrivals.watching import announce, make_payload, retry_pauses
 from batchmill.orchestration.server.api import resource_id
-from batchmill.storage import LocalStore
 
 
 def test_pauses_between_attempts_grow_to_a_minute():

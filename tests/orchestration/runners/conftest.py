@@ -8,16 +8,16 @@ from jobs import job_of
 from prefect.logging import disable_run_logger
 from prefect.states import Running
 
-from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.parts import Origin
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.ledger.parts import Origin
+from batchmill.core.outcome import Outcome
+from batchmill.core.planning.batching import Cores
+from batchmill.core.planning.plan_file import PlanFile
+from batchmill.core.planning.prepare import prepare
+from batchmill.core.storage import open_store
 from batchmill.orchestration.runners.shard_runner import ShardRunner
-from batchmill.outcome import Outcome
-from batchmill.planning.batching import Cores
-from batchmill.planning.plan_file import PlanFile
-from batchmill.planning.prepare import prepare
 from batchmill.runs.run import open_run
-from batchmill.shards.shard import Shard
-from batchmill.storage import open_store
+from batchmill.runs.shards.shard import Shard
 
 
 @dataclass

@@ -5,12 +5,12 @@ from dataclasses import astuple, replace
 import pytest
 from prefect.states import Crashed
 
-from batchmill.ledger.ledger import Ledger
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.storage import LocalStore, open_store
 from batchmill.orchestration.runners.loss_policy import LossPolicy, split_lost
 from batchmill.orchestration.runners.shard_queue import ShardQueue, SubmittedShard
-from batchmill.shards.shard import Shard
-from batchmill.storage import LocalStore, open_store
-from batchmill.workers.input_table import History
+from batchmill.runs.shards.shard import Shard
+from batchmill.runs.workers.input_table import History
 
 
 def shard_of(dataset="nowhere", start=0, stop=8, **changes):

@@ -5,13 +5,13 @@ from dataclasses import astuple
 import pytest
 from prefect.states import Completed, Crashed, Failed
 
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.storage import open_store
 from batchmill.errors import RunError, StoreError
-from batchmill.ledger.ledger import Ledger
 from batchmill.orchestration.runners import scheduler as scheduling
 from batchmill.orchestration.runners.scheduler import ShardScheduler
-from batchmill.shards.shard import Shard
-from batchmill.storage import open_store
-from batchmill.workers.input_table import History
+from batchmill.runs.shards.shard import Shard
+from batchmill.runs.workers.input_table import History
 
 
 def shards_of(count):

@@ -2,11 +2,11 @@
 
 import pytest
 
-from batchmill.ledger.ledger import Ledger
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.storage import open_store
 from batchmill.orchestration.runners import shard_queue
 from batchmill.orchestration.runners.shard_queue import ShardQueue, SubmittedShard, divide
-from batchmill.shards.shard import Shard
-from batchmill.storage import open_store
+from batchmill.runs.shards.shard import Shard
 
 
 @pytest.fixture

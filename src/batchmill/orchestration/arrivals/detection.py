@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.manifest import load_manifest
+from batchmill.core.storage import is_url
 from batchmill.errors import ManifestError
-from batchmill.ledger.ledger import Ledger
-from batchmill.manifest import load_manifest
-from batchmill.storage import is_url
 
 # The ledger's columns for the fields of FileVersion.
 _COLUMNS = ("size", "mtime_ns", "etag")

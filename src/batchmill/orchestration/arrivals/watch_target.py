@@ -15,18 +15,18 @@ from prefect.settings import PREFECT_API_URL
 
 from batchmill.blocks.dataset_store import DatasetStore, as_store
 from batchmill.blocks.saved_job import SavedJob, as_job
+from batchmill.core.layout import FORMAT
+from batchmill.core.ledger.open import open_ledger
+from batchmill.core.manifest.file_stats import check_min_age
+from batchmill.core.manifest.listing import is_glob
+from batchmill.core.options.job_options import WATCH_MIN_AGE, InputOptions
+from batchmill.core.security.allowlist import check_dataset
+from batchmill.core.security.credentials import Access, access_to
+from batchmill.core.storage import is_url, open_store, remote
+from batchmill.core.urls import absolute
 from batchmill.errors import OptionError, ServiceError
-from batchmill.layout import FORMAT
-from batchmill.ledger.open import open_ledger
-from batchmill.manifest.file_stats import check_min_age
-from batchmill.manifest.listing import is_glob
-from batchmill.options.groups import WATCH_MIN_AGE, InputOptions
 from batchmill.orchestration.arrivals.detection import FileVersion, list_files, recorded_versions
 from batchmill.orchestration.server.api import shown_api, trouble_with_server
-from batchmill.security.allowlist import check_dataset
-from batchmill.security.credentials import Access, access_to
-from batchmill.storage import is_url, open_store, remote
-from batchmill.urls import absolute
 
 # The next run may compare file times with the clock of another machine.
 _MARGIN_SECONDS = 1.0

@@ -11,6 +11,7 @@ from typing import Any
 from prefect.events import Event, Resource
 from prefect.logging import get_run_logger
 
+from batchmill.core.storage import is_url
 from batchmill.errors import BatchmillError, ServiceError
 from batchmill.orchestration.arrivals.detection import Arrivals, FileVersion
 from batchmill.orchestration.arrivals.watch_target import WatchTarget
@@ -20,7 +21,6 @@ from batchmill.orchestration.server.api import (
     event_resource,
     shown_api,
 )
-from batchmill.storage import is_url
 
 ARRIVED = "batchmill.data.arrived"
 _FIRST_NAMES = 20

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, cast
 import ray
 
 from batchmill.blocks.ray_cluster import RayCluster, endpoint
+from batchmill.core.planning.batching import Cores
 from batchmill.errors import OptionError, RunError
-from batchmill.planning.batching import Cores
 
 # Ray kills a driver after its head has been down for a minute, so the run must end earlier. Until
 # then, each process of the cluster uses a whole core to look for the head.

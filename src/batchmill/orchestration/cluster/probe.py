@@ -11,12 +11,12 @@ from prefect.context import SettingsContext, get_settings_context
 from prefect.logging import get_run_logger
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from batchmill.core.security.credentials import Access, access_to
 from batchmill.errors import ServiceError
 from batchmill.orchestration.cluster.capacity import Node
 from batchmill.orchestration.cluster.connection import short_reason
 from batchmill.orchestration.server.api import client_without_retries, shown_api
 from batchmill.runs.node_check import Probe, faults_here
-from batchmill.security.credentials import Access, access_to
 from batchmill.version import VERSION
 
 # Ray may have to set up a runtime environment first. The installation of packages takes minutes.

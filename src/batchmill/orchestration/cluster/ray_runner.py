@@ -11,6 +11,8 @@ from prefect_ray.context import remote_options
 from prefect_ray.task_runners import PrefectRayFuture, RayTaskRunner
 
 from batchmill.blocks.ray_cluster import RayCluster
+from batchmill.core.planning.batching import Cores
+from batchmill.core.security.credentials import Access
 from batchmill.errors import RunError
 from batchmill.orchestration.cluster.capacity import (
     LivingNodes,
@@ -25,10 +27,8 @@ from batchmill.orchestration.cluster.capacity import (
 from batchmill.orchestration.cluster.connection import LOST_CONNECTION, ray_runner
 from batchmill.orchestration.cluster.probe import NodeProbes
 from batchmill.orchestration.runners.shard_runner import ShardFuture, ShardRunner
-from batchmill.planning.batching import Cores
 from batchmill.runs.node_check import Probe
-from batchmill.security.credentials import Access
-from batchmill.shards.shard import Shard
+from batchmill.runs.shards.shard import Shard
 from batchmill.tasks.shard import refusing_node, run_ray_shard
 
 # Ray's name for the end of the raylet that the driver itself is connected to.

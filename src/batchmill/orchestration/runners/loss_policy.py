@@ -16,10 +16,10 @@ from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Crashed
 
-from batchmill.ledger.ledger import Ledger
+from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.storage import open_store
 from batchmill.orchestration.runners.shard_queue import ShardQueue, SubmittedShard
-from batchmill.shards.shard import Shard, give_up, place_of, unfinished
-from batchmill.storage import open_store
+from batchmill.runs.shards.shard import Shard, give_up, place_of, unfinished
 
 # Ray usually reports the shards of a lost node within this time.
 _LOST_NODE_SECONDS = 5.0

@@ -16,7 +16,7 @@ from batchmill.errors import RunError
 from batchmill.orchestration.runners.loss_policy import LossPolicy
 from batchmill.orchestration.runners.shard_queue import ShardQueue, SubmittedShard
 from batchmill.orchestration.runners.shard_runner import ShardRunner
-from batchmill.shards.shard import Shard
+from batchmill.runs.shards.shard import Shard
 
 _TICK_SECONDS = 1.0
 # The longest delay of a signal. Python runs no signal handler while Ray waits.

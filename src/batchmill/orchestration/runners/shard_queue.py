@@ -15,7 +15,7 @@ from prefect.logging import get_run_logger
 
 from batchmill.orchestration.runners.shard_runner import ShardFuture, ShardRunner
 from batchmill.orchestration.server.api import TaskRunEnd
-from batchmill.shards.shard import Shard, ask_to_split, split, unfinished
+from batchmill.runs.shards.shard import Shard, ask_to_split, split, unfinished
 
 # Nodes are idle this long before a running shard is split.
 _IDLE_SECONDS = 5.0

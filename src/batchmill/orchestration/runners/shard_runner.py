@@ -11,11 +11,11 @@ from prefect.futures import PrefectConcurrentFuture, PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.annotations import opaque
 
-from batchmill.planning.batching import Cores, cores_of_machine, own_cores
+from batchmill.core.planning.batching import Cores, cores_of_machine, own_cores
+from batchmill.core.security.credentials import Access
 from batchmill.runs.node_check import Probe
-from batchmill.security.credentials import Access
-from batchmill.shards.process_pool import shard_processes
-from batchmill.shards.shard import Shard
+from batchmill.runs.shards.process_pool import shard_processes
+from batchmill.runs.shards.shard import Shard
 from batchmill.tasks.shard import RunningShards, run_local_shard
 
 ShardFuture = PrefectFuture[Any]

@@ -29,11 +29,11 @@ from prefect.settings import (
 )
 from prefect.states import Completed
 
-from batchmill.digests import readable_id
+from batchmill.core.digests import readable_id
+from batchmill.core.url_secrets import hide_secrets
 from batchmill.errors import ServiceError
 from batchmill.orchestration.server.embedded_server import embedded_server
 from batchmill.tasks.shard import send
-from batchmill.url_secrets import hide_secrets
 
 logger = logging.getLogger(__name__)
 

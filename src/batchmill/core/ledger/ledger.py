@@ -1,0 +1,365 @@
+"""Read and write the ledger of a dataset: the committed outcomes, and how each run ended."""
+
+import json
+import re
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, groupby
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchmill.core.layout import FORMAT, MERGED, PARTS, PROOFS, RELEASED, RUNS, SNAPSHOTS, SUMMARY
+from batchmill.core.ledger.json_file import (
+    SealedRecords,
+    StepDescriptions,
+    read_json,
+    read_sealed,
+    sealed,
+)
+from batchmill.core.ledger.outcomes import outcomes_in
+from batchmill.core.ledger.parts import VERSION, Origin, as_part, read_part, write_hashed
+from batchmill.core.ledger.proof_records import Proof
+from batchmill.core.ledger.run_control import RunControl
+from batchmill.core.ledger.snapshots import Snapshot, Snapshots
+from batchmill.core.ledger.state import STATE_SCHEMA, State
+from batchmill.core.outcome import Outcome
+from batchmill.core.storage import Store, if_exists, in_threads, read_once
+from batchmill.core.storage.fingerprints import hash_bytes
+from batchmill.core.storage.large_tables import SLICE_ROWS, collected
+from batchmill.core.storage.store import write_and_hash
+from batchmill.errors import LedgerError, StoreError
+
+# The keys of the names of parts, and of the libraries, in the metadata of a state's file.
+_PARTS_KEY, _LIBRARIES_KEY = b"batchmill.parts", b"batchmill.libraries"
+_NO_TABLE = (
+    "To write the table of the last version again, run the job of the dataset. Restore that of an "
+    "earlier version from a backup."
+)
+_NO_STATE = (
+    "Move it and the snapshot away, and run the same command again. The earlier snapshot and later "
+    "outcomes then count."
+)
+
+
+class Ledger:
+    """The ledger of the dataset in one store.
+
+    Every method raises StoreError if the store cannot be read or written.
+
+    Args:
+        store: The store of the dataset.
+
+    Attributes:
+        store: The store of the dataset.
+        unchanging: The store, for files that never change. A file of a bucket is fetched once.
+        control: The messages between runs and their shards.
+        steps: The descriptions of the steps of the runs.
+        snapshots: The recorded states, and the versions.
+        proofs: The last proof of each version.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.unchanging = read_once(store)
+        self.control = RunControl(store)
+        self.steps = StepDescriptions(store)
+        self.snapshots = Snapshots(store, self.unchanging)
+        self.proofs = SealedRecords(store, store, PROOFS, Proof, "version")
+        # The states that were read or written last, by file. A run reads its state once.
+        self._states: dict[str, State] = {}
+
+    def create(self) -> bool:
+        """Make the folder a dataset. If it is one already, check its version.
+
+        Returns:
+            True if it was no dataset before.
+
+        Raises:
+            LedgerError: This version of batchmill cannot read the ledger.
+            StoreError: The store overwrites files, so that no lease is possible.
+        """
+        if self.check_version():
+            return False
+        data = json.dumps({"ledger": VERSION}).encode()
+        # A lease needs a store that refuses to create an existing file. The second call checks it.
+        self.store.create(FORMAT, data)
+        if self.store.create(FORMAT, data):
+            self.store.delete(FORMAT)  # Otherwise, the next run would find a dataset.
+            raise StoreError(
+                self.store.url,
+                "the server ignores conditional writes (If-None-Match in S3): it overwrote a file. "
+                "So it cannot prevent two concurrent runs. Update the server, or choose another.",
+            )
+        return True
+
+    def check_version(self) -> bool:
+        """Check that this version of batchmill can read the ledger.
+
+        Returns:
+            False if there is no dataset.
+
+        Raises:
+            LedgerError: The version is unknown, or the format file is damaged.
+        """
+        data = if_exists(self.unchanging.read, FORMAT)
+        if data is None:
+            return False
+        try:
+            version = json.loads(data)["ledger"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise LedgerError(
+                f"{self.store.url_of(FORMAT)}: is not a ledger's format file. "
+                "Check that the folder is a dataset, or choose another one."
+            ) from error
+        if version != VERSION:
+            raise LedgerError(
+                f"{self.store.url}: its ledger has version {version}, but this batchmill reads "
+                f"version {VERSION}. Install the batchmill that created it, or a newer one."
+            )
+        return True
+
+    def changes(self) -> list[str]:
+        """Return a list of file names that is different after each change of the ledger."""
+        return list(chain(*self._names_in(PARTS, RELEASED, SNAPSHOTS)))
+
+    # Runs
+
+    def runs(self) -> list[int]:
+        """Return the numbers of the runs that were started, in order."""
+        return sorted(int(name) for name in self.store.names(RUNS) if name.isdigit())
+
+    def last_known_run(self) -> int:
+        """Return the last run that a file of the ledger names; 0 without one.
+
+        A partial backup may lack the folders of runs. A new run must have a higher number than all
+        recorded outcomes, because the record of the latest run wins.
+        """
+        names = chain(*self._names_in(PARTS, RELEASED, SNAPSHOTS, RUNS))
+        numbers = (re.match("[0-9]+", name.removeprefix(MERGED)) for name in names)
+        return max((int(found[0]) for found in numbers if found), default=0)
+
+    def run_folder(self, run: int) -> str:
+        """Return the name of a run's folder in the store."""
+        return f"{RUNS}/{run:06d}"
+
+    def summary_name(self, run: int) -> str:
+        """Return the name of a run's summary in the store."""
+        return f"{self.run_folder(run)}/{SUMMARY}"
+
+    def write_summary(self, run: int, summary: Mapping[str, Any]) -> None:
+        """Record how a run ended."""
+        self.store.write(self.summary_name(run), sealed(summary))
+
+    def read_summary(self, run: int) -> dict[str, Any] | None:
+        """Return how a run ended; None if it is still running, or was killed.
+
+        Raises:
+            LedgerError: The summary is damaged.
+        """
+        return if_exists(read_sealed, self.store, self.summary_name(run))
+
+    # Inputs to retry
+
+    def release(self, inputs: Sequence[str]) -> None:
+        """Request a retry of inputs: their outcomes up to the last run no longer count."""
+        run = self.last_known_run()
+        text = json.dumps({"run": run, "inputs": list(inputs)}, ensure_ascii=False)
+        self.store.write(f"{RELEASED}/{run:06d}-{uuid.uuid4().hex[:12]}.json", text.encode())
+
+    def released(self) -> dict[str, int]:
+        """Return the released inputs, each with the last run whose outcome does not count.
+
+        Raises:
+            LedgerError: A file of released inputs is damaged.
+        """
+        released: dict[str, int] = {}
+        for name in self.store.names(RELEASED):
+            content = read_json(self.store, f"{RELEASED}/{name}", "run", "inputs")
+            released |= dict.fromkeys(content["inputs"], content["run"])
+        return released
+
+    # Parts
+
+    def commit(self, part: str, records: Sequence[tuple[Outcome, Origin]]) -> None:
+        """Write one part. The outputs that it names must exist already.
+
+        First, they are written to the disk. Otherwise, a power cut could leave a record of files
+        that are empty.
+
+        Args:
+            part: The name of the part, without the hash of its content and the suffix.
+            records: The outcomes, each with its origin.
+        """
+        names = [file.pack or file.path for outcome, _ in records for file in outcome.outputs]
+        if names:
+            self.store.sync(names)
+        write_hashed(self.store, f"{PARTS}/{part}", as_part(records))
+
+    def part_names(self, run: int | None = None) -> list[str]:
+        """Return the names of all parts, or of those that a run has committed."""
+        names = [name for name in self.store.names(PARTS) if name.endswith(".parquet")]
+        return names if run is None else [one for one in names if self.run_of(one) == run]
+
+    def run_of(self, part: str) -> int:
+        """Return the number of the run that has committed a part; 0 for a merged part.
+
+        Raises LedgerError for another file.
+        """
+        number = "0" if part.startswith(MERGED) else part.partition("-")[0]
+        if not number.isdecimal():
+            place = self.store.url_of(f"{PARTS}/{part}")
+            raise LedgerError(
+                f"{place}: is damaged, or is not a part of a ledger. Move it away, and run the "
+                "same command again."
+            )
+        return int(number)
+
+    def count_records(self, part: str) -> int:
+        """Return the number of records in a part, without reading them."""
+        with self.unchanging.open(f"{PARTS}/{part}") as file:
+            return int(pq.read_metadata(file).num_rows)
+
+    def read_part(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read one part.
+
+        Args:
+            name: The file name of the part.
+            columns: The columns to read; all by default.
+
+        Raises:
+            LedgerError: The part is damaged or foreign. The message names it.
+        """
+        return read_part(self.unchanging, f"{PARTS}/{name}", columns)
+
+    # The state
+
+    def state(self) -> State:
+        """Return the state of the dataset: the last snapshot, and what later runs have committed.
+
+        Raises:
+            LedgerError: A file of the ledger is damaged.
+        """
+        while True:
+            snapshots, listed = self._names_in(SNAPSHOTS, PARTS)
+            parts = [name for name in listed if name.endswith(".parquet")]
+            try:
+                fetched = self._fetch_last(snapshots)
+                last = next(self.snapshots.latest_first(snapshots), None)
+                state = self.read_state(last, parts, fetched) if last else State(self.store)
+                first = 1 + last.number if last else 0
+                later = (name for name in parts if self.run_of(name) >= first)
+                for _, names in groupby(later, self.run_of):
+                    state = state.with_outcomes(outcomes_in(self.unchanging, [*names]))
+                return state
+            except (LedgerError, StoreError):
+                # A run may have just ended, and removed what was read here.
+                if snapshots == self.store.names(SNAPSHOTS):
+                    raise
+
+    def _fetch_last(self, names: Sequence[str]) -> dict[str, bytes]:
+        """Fetch the last snapshot and its state from a bucket at the same time."""
+        if self.unchanging is self.store:
+            return {}
+        places = [
+            f"{SNAPSHOTS}/{name}"
+            for name in names
+            if name[:6] == names[-1][:6] and name.endswith((".json", "-state.parquet"))
+        ]
+        contents = in_threads(self.unchanging.read, places, self.store.threads)
+        return dict(zip(places, contents, strict=True))
+
+    def records(self, columns: Iterable[str]) -> pa.Table:
+        """Return what is recorded of each input now, as `State.records` does."""
+        return self.state().records(columns)
+
+    def outcomes(self, run: int) -> State:
+        """Return the outcomes that a run has committed. Raises LedgerError if a part is damaged."""
+        return outcomes_in(self.unchanging, self.part_names(run))
+
+    def write_state(self, run: int, state: State) -> State:
+        """Write the state that a run leaves. Return it with its file."""
+        state, name = state.used(), self.snapshots.state_name(run)
+        lists = {_PARTS_KEY: state.parts, _LIBRARIES_KEY: state.libraries}
+        metadata = {key: json.dumps(values) for key, values in lists.items()}
+        table = state.table.replace_schema_metadata(metadata)
+        written = write_and_hash(
+            self.store, name, lambda file: pq.write_table(table, file, compression="zstd")
+        )
+        file = {"name": name, "content": written.content}
+        return self._known(replace(state, store=self.unchanging, file=file))
+
+    def read_state(
+        self,
+        snapshot: Snapshot,
+        parts: Iterable[str] | None = None,
+        fetched: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> State:
+        """Return the state of a snapshot. The inputs of a part that was moved away are unknown.
+
+        Args:
+            snapshot: The snapshot.
+            parts: The names of all parts, if they have been listed already.
+            fetched: The content of files that have been fetched already.
+
+        Raises:
+            LedgerError: Its file is damaged.
+            StoreError: Its file cannot be read.
+        """
+        state = self._states.get(snapshot.state["content"]) or self._read_state(snapshot, fetched)
+        return state.without_parts(
+            state.named_parts - {*(self.part_names() if parts is None else parts)}
+        )
+
+    def read_table(self, version: Snapshot) -> pa.Buffer:
+        """Return the table of a version, as a Parquet file. Raises the errors of `read_file`."""
+        name = self.snapshots.table_name(version.number)
+        return self.read_file({"name": name, "content": version.table}, _NO_TABLE)
+
+    def read_file(
+        self, file: Mapping[str, str], remedy: str, fetched: bytes | None = None
+    ) -> pa.Buffer:
+        """Return the content of a file that a snapshot names. A large one is mapped.
+
+        Args:
+            file: Its `name`, and its `content`: a hash.
+            remedy: The advice in the message about a damaged file.
+            fetched: Its content, if it has been fetched already.
+
+        Raises:
+            LedgerError: The file is damaged.
+            StoreError: It cannot be read.
+        """
+        try:
+            data = self.store.map(file["name"]) if fetched is None else pa.py_buffer(fetched)
+        except StoreError as error:
+            raise StoreError(error.path, f"{error.reason} {remedy}") from error.__cause__
+        if hash_bytes(data) != file["content"]:
+            raise LedgerError(
+                f"{self.store.url_of(file['name'])}: is damaged. Its content does not match the "
+                f"hash in the snapshot. {remedy}"
+            )
+        return data
+
+    def _known(self, state: State) -> State:
+        """Keep a state, and that before it."""
+        last = [*self._states.values()][-1:]
+        self._states = {one.file["content"]: one for one in (*last, state) if one.file}
+        return state
+
+    def _read_state(self, snapshot: Snapshot, fetched: Mapping[str, bytes]) -> State:
+        data = fetched.get(snapshot.state["name"])
+        file = pq.ParquetFile(pa.BufferReader(self.read_file(snapshot.state, _NO_STATE, data)))
+        batches = file.iter_batches(SLICE_ROWS)
+        tables = (pa.Table.from_batches([one]).cast(STATE_SCHEMA) for one in batches)
+        keys = (_PARTS_KEY, _LIBRARIES_KEY)
+        parts, libraries = (json.loads(file.schema_arrow.metadata[key]) for key in keys)
+        found = collected(tables, STATE_SCHEMA)
+        return self._known(State(self.unchanging, found, parts, snapshot.state, libraries))
+
+    def _names_in(self, *folders: str) -> list[list[str]]:
+        """Return the names in several folders. In a bucket, they are listed at the same time."""
+        return in_threads(self.store.names, folders, self.store.threads)

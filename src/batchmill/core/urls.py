@@ -1,0 +1,146 @@
+"""Functions for paths of this machine and for URLs. A URL must not contain credentials."""
+
+import os
+import re
+from urllib.parse import urlsplit
+
+from batchmill.core.url_secrets import holds_credential, shown_url
+
+# A single letter before the colon is a Windows drive.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)(.*)", re.DOTALL)
+_NAME_BYTES = 255
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_ESCAPED_BYTE = re.compile(rb"\\x([89a-f][0-9a-f])")
+
+
+def is_url(place: str) -> bool:
+    """Return whether a place is a URL, not a path.
+
+    >>> [is_url(place) for place in ("s3://bucket/a", "/data/a", "a://b", "C://data")]
+    [True, False, False, False]
+    """
+    return bool(_URL.match(place))
+
+
+def without_file_scheme(place: str) -> str:
+    """Return the path of a `file:` URL. Return other URLs and paths unchanged.
+
+    >>> without_file_scheme("file:///data/a"), without_file_scheme("file://localhost/data")
+    ('/data/a', '/data')
+    """
+    for scheme in ("file://localhost/", "file:///", "local:///", "file:/"):
+        if place.startswith(scheme):
+            return "/" + place.removeprefix(scheme).lstrip("/")
+    return place
+
+
+def one_slash_fault(place: str) -> str:
+    """Return the reason to reject a URL with one slash, which would name a folder; empty if none.
+
+    >>> one_slash_fault("s3:/bucket/a")
+    's3:/bucket/a: a URL has two slashes. Write s3://bucket/a. For a path, write ./s3:/bucket/a.'
+    >>> one_slash_fault("file:/data/a"), one_slash_fault("./s3:/bucket/a")
+    ('', '')
+    """
+    match = _ONE_SLASH.fullmatch(without_file_scheme(place))
+    if not match:
+        return ""
+    url = shown_url("://".join(match.groups()))
+    given = url.replace("://", ":/", 1)
+    return f"{given}: a URL has two slashes. Write {url}. For a path, write ./{given}."
+
+
+def same_place(one: str, other: str) -> bool:
+    """Return whether two paths or URLs name the same folder."""
+    if is_url(one) or is_url(other):
+        return one.rstrip("/") == other.rstrip("/")
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def absolute(place: str) -> str:
+    """Return the absolute form of a path, with `~` as the home folder. Return a URL unchanged."""
+    place = without_file_scheme(place)
+    return place if is_url(place) else os.path.abspath(os.path.expanduser(place))
+
+
+def join(root: str, name: str) -> str:
+    """Return the path or URL of `name`. A relative name is relative to `root`, a folder or URL.
+
+    >>> join("s3://bucket/in", "a.wav"), join("/data", "s3://b/a.wav"), join("s3://b", "/data/a")
+    ('s3://bucket/in/a.wav', 's3://b/a.wav', '/data/a')
+    """
+    if is_url(name) or os.path.isabs(name):
+        return name
+    return f"{root}/{name}" if is_url(root) else os.path.join(root, name)
+
+
+def parent(place: str) -> str:
+    """Return the folder of a file.
+
+    >>> parent("s3://bucket/in/a.csv"), parent("/data/a.csv")
+    ('s3://bucket/in', '/data')
+    """
+    return place.rpartition("/")[0] if is_url(place) else os.path.dirname(os.path.abspath(place))
+
+
+def last_part(place: str) -> str:
+    """Return the last part of a path or URL, for the file name of a local copy.
+
+    >>> last_part("https://host/in/a.wav?version=2"), last_part("s3://bucket/in/b.wav")
+    ('a.wav', 'b.wav')
+    """
+    if is_web(place):
+        place = urlsplit(place).path
+    name = place.rpartition("/")[2].replace("\0", "")
+    name = "input" if name in ("", ".", "..") else name
+    # A file name has at most 255 bytes.
+    return name if len(name.encode()) <= _NAME_BYTES else name[-_NAME_BYTES // 4 :]
+
+
+def is_web(url: str) -> bool:
+    """Return whether a URL starts with http:// or https://."""
+    return url.startswith(("http://", "https://"))
+
+
+def url_fault(url: str) -> str:
+    """Return the reason to reject a URL; empty if the URL is valid."""
+    scheme, _, rest = url.partition("://")
+    if holds_credential(url):
+        return (
+            "holds a credential, which would appear in logs and in the dataset. Set credentials in "
+            "the environment or in a profile instead."
+        )
+    if _URL.match(rest.partition("::")[2]):
+        return "is a chain of URLs. Give the URL of the file itself."
+    if rest[:1] in ("", "/") and scheme != "memory":
+        return "names no bucket or host. Add it after ://."
+    return control_fault(url)
+
+
+def control_fault(url: str) -> str:
+    """Return the reason to reject a URL with control characters; empty if it has none."""
+    if _CONTROL.search(url):
+        return (
+            "contains a control character. Some libraries drop it and open a different URL. Remove "
+            "the character."
+        )
+    return ""
+
+
+def escape_name(name: str) -> str:
+    r"""Return a file name as text that can be written as UTF-8.
+
+    Ledgers and tables hold only UTF-8 text. Each byte that is not UTF-8 becomes `\x` and two hex
+    digits.
+
+    >>> escape_name(os.fsdecode(b"caf\xe9.wav"))
+    'caf\\xe9.wav'
+    """
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def has_escaped_file(path: str) -> bool:
+    """Return whether `escape_name` has made this path from the path of an existing file."""
+    real = _ESCAPED_BYTE.sub(lambda byte: bytes.fromhex(byte[1].decode()), os.fsencode(path))
+    return real != os.fsencode(path) and os.path.lexists(real)

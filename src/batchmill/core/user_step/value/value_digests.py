@@ -1,0 +1,373 @@
+"""Digests of a step that lives only in this process, and of all values that it uses."""
+
+import copyreg
+import dataclasses
+import enum
+import functools
+import hashlib
+import inspect
+import os
+import pickle
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, get_args
+
+from batchmill.core.digests import digest
+from batchmill.core.security.redaction import names_a_secret
+from batchmill.core.user_step.calls import called_on
+from batchmill.core.user_step.code.files import is_users, source_file
+from batchmill.core.user_step.code.module import Value
+from batchmill.core.user_step.code.reachable import Definition
+from batchmill.core.user_step.code.syntax import code_text, imported_names, used_names
+from batchmill.core.user_step.params import hints_of
+from batchmill.errors import StepError
+
+_MOST_SHOWN = 60
+_ATOMS = (type(None), bool, int, float, complex, str, type(...), type(NotImplemented))
+_BUFFERS = (bytes, bytearray, pickle.PickleBuffer)
+# Members of classes that say nothing about the code, or that Python generates.
+_NO_MEMBERS = {
+    "__module__", "__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__",
+    "__abstractmethods__", "_abc_impl", "__orig_bases__", "__slots__", "__dataclass_fields__",
+    "__dataclass_params__", "__annotate__", "__annotate_func__", "__annotations_cache__",
+    # pydantic's members contain addresses, follow from other members, or change in use.
+    "__pydantic_core_schema__", "__pydantic_validator__", "__pydantic_serializer__",
+    "__pydantic_setattr_handlers__", "__pydantic_parent_namespace__", "__signature__",
+}  # fmt: skip
+_DATACLASS_OPTIONS = ("init", "repr", "eq", "order", "unsafe_hash", "frozen")
+_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_REMEDY = (
+    "Create it inside the function, give the step its path as a parameter, or give its class a "
+    "method __fingerprint__() that returns a text."
+)
+
+
+class ValueCode(NamedTuple):
+    """The code and the values of a step.
+
+    Attributes:
+        definitions: By key, the functions, classes and named values that the step uses. A key is
+            `:` and the path.
+        imports: The values in the user's modules that the step uses, with the path to the code
+            that uses them.
+        others: The modules of libraries that it uses.
+    """
+
+    definitions: dict[str, Definition]
+    imports: dict[Value, tuple[str, ...]]
+    others: set[str]
+
+
+def value_code(label: str, target: object) -> ValueCode:
+    """Find the functions and values that a step uses, and compute their digests.
+
+    Equal code and equal values have equal digests in each process.
+
+    Args:
+        label: The name of the step, for messages.
+        target: The step.
+
+    Returns:
+        The digests.
+
+    Raises:
+        StepError: A value has no digest, for example an open file. The message has its path.
+    """
+    walk = _Walk(label)
+    path = (getattr(target, "__name__", None) or type(target).__name__,)
+    walk.visit(target, path)
+    walk.visit_hints(target, path)
+    return ValueCode(dict(sorted(walk.found.items())), walk.imports, walk.others)
+
+
+def is_importable(target: Any) -> bool:
+    """Return whether another process gets a function or class by importing its module."""
+    module = sys.modules.get(getattr(target, "__module__", None) or "")
+    if module is None or module.__name__ == "__main__":
+        return False
+    if module.__name__ == "builtins":
+        return True  # Some classes of Python have no name there, such as that of None.
+    found: Any = module
+    for name in getattr(target, "__qualname__", "").split("."):
+        found = getattr(found, name, None)
+    return found is target
+
+
+class _Walk:
+    def __init__(self, label: str) -> None:
+        self.found: dict[str, Definition] = {}
+        self.imports: dict[Value, tuple[str, ...]] = {}
+        self.others: set[str] = set()
+        self._label = label
+        self._used: set[str] = set()
+        self._keys: dict[int, str] = {}
+        self._tokens: dict[int, str] = {}
+        self._active: list[int] = []
+        # An id is unique only while its object exists.
+        self._kept: list[object] = []
+
+    def visit(self, value: Any, path: tuple[str, ...]) -> str:
+        """Visit the step, or a value that code uses by its name. Return its token."""
+        if isinstance(value, types.FunctionType | type) and not is_importable(value):
+            return self._token(value, path)
+        key, path = self._key(path, type(value).__name__)
+        token = self._token(value, path)
+        self.found[key] = Definition(digest("value", token), " > ".join(path), _shown(path, value))
+        return token
+
+    def _key(self, path: tuple[str, ...], name: str) -> tuple[str, tuple[str, ...]]:
+        """Return a new key for a path. A value inside another one gets its name as well."""
+        while (key := f":{' > '.join(path)}") in self._used:
+            path = (*path, name)
+        self._used.add(key)
+        return key, path
+
+    def _token(self, value: Any, path: tuple[str, ...]) -> str:
+        """Return a text that is equal for equal values."""
+        if type(value) in _ATOMS:
+            return f"{type(value).__name__} {value!a}"
+        if type(value) in _BUFFERS:
+            # An array without items, such as one of shape (0, 3), cannot be cast.
+            data = memoryview(value)
+            return f"bytes {hashlib.blake2b(data.cast('B') if data.nbytes else b'').hexdigest()}"
+        if id(value) in self._keys:
+            return f"@{self._keys[id(value)]}"
+        if id(value) in self._active:
+            return f"cycle {len(self._active) - self._active.index(id(value))}"
+        if id(value) not in self._tokens:
+            self._kept.append(value)
+            self._active.append(id(value))
+            parts = self._parts(value, path)
+            self._active.pop()
+            if isinstance(parts, str):
+                return parts
+            self._tokens[id(value)] = digest("value", *parts)
+        return self._tokens[id(value)]
+
+    def _parts(self, value: Any, path: tuple[str, ...]) -> Iterable[str] | str:
+        """Return the parts of a value, or its whole token."""
+        name = type(value).__name__
+        if isinstance(value, types.ModuleType):
+            return self._module(value, (), path)
+        if value is os.environ:
+            return "import os:environ"  # Its variables differ in each process.
+        if isinstance(value, types.FunctionType | type) and is_importable(value):
+            return self._imported(value, path)
+        if isinstance(value, types.FunctionType):
+            return self._function(value, path)
+        if isinstance(value, type):
+            return self._class(value, path)
+        if type(value) in (list, tuple):
+            return [name, *(self._token(item, path) for item in value)]
+        if type(value) in (set, frozenset):
+            return [name, *sorted(self._token(item, path) for item in value)]
+        if type(value) is dict:
+            return [name, *(self._token(part, path) for item in value.items() for part in item)]
+        if isinstance(value, types.MethodType):
+            return [name, self._token(value.__func__, path), self._token(value.__self__, path)]
+        if isinstance(value, staticmethod | classmethod):
+            return [name, self._token(value.__func__, path)]
+        if isinstance(value, property):
+            return [name, *(self._token(f, path) for f in (value.fget, value.fset, value.fdel))]
+        if isinstance(value, functools.cached_property):
+            return [name, self._token(value.func, path)]
+        if hasattr(value, "cache_parameters"):  # A function with functools.lru_cache.
+            return [name, self._token(value.__wrapped__, path), str(value.cache_parameters())]
+        return self._object(value, path)
+
+    def _object(self, value: Any, path: tuple[str, ...]) -> Iterable[str] | str:
+        kind = type(value)
+        if kind.__name__ == "Decorator" and kind.__module__.startswith("pydantic."):
+            # It contains an address. Its function is a member of the model.
+            return [kind.__name__, self._token(value.info, path)]
+        own = getattr(type(value), "__fingerprint__", None)
+        if own:
+            return [self._token(type(value), path), str(own(value))]
+        torch = sys.modules.get("torch")
+        if torch and isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            # The pickle of a tensor contains an address of this process.
+            return [type(value).__name__, *_tensor_parts(value)]
+        try:
+            # The parts that pickle would send to another process.
+            reducer = copyreg.dispatch_table.get(type(value))
+            reduced = reducer(value) if reducer else value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            raise StepError(
+                f"step {self._label}: {' > '.join(path)} is or contains a {type(value).__name__}, "
+                f"which cannot be compared between runs. {_REMEDY}"
+            ) from error
+        if isinstance(reduced, str):
+            return f"import {getattr(value, '__module__', '')}:{reduced}"
+        self._kept.append(reduced)
+        # Iterators of items: a list, and a dict.
+        parts = [list(p) if isinstance(p, Iterator) else p for p in reduced]
+        self._kept.append(parts)
+        return [self._token(part, path) for part in parts]
+
+    def _imported(self, value: Any, path: tuple[str, ...]) -> str:
+        # The last name of the path is that of the value.
+        self._use(Value(value.__module__, tuple(value.__qualname__.split("."))), path[:-1])
+        return f"import {value.__module__}:{value.__qualname__}"
+
+    def _module(
+        self, module: types.ModuleType, attributes: tuple[str, ...], path: tuple[str, ...]
+    ) -> str:
+        self._use(Value(module.__name__, attributes), path)
+        return f"module {module.__name__}"
+
+    def _use(self, value: Value, path: tuple[str, ...]) -> None:
+        file = source_file(value.module)
+        if file and is_users(value.module, file, set()):
+            self.imports.setdefault(value, path)
+        elif file:
+            self.others.add(value.module)
+        elif value.attributes:  # It may be a package without __init__.py.
+            name, *rest = value.attributes
+            self._use(Value(f"{value.module}.{name}", tuple(rest)), path)
+
+    def _function(self, function: types.FunctionType, path: tuple[str, ...]) -> str:
+        key, path = self._begin(function, path)
+        tokens = [
+            code_text(function.__code__),
+            self._token(function.__defaults__, path),
+            self._token(function.__kwdefaults__, path),
+        ]
+        for name, value in sorted(function.__dict__.items()):
+            if name != "__wrapped__":  # It is among the values that the function uses.
+                tokens += [name, self._token(value, path)]
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in cells:
+            tokens += [name, *(self._name(value, (*path, name)) for value in _contents(cell))]
+        for name, chains in sorted(used_names(function.__code__).items()):
+            if name in function.__globals__:
+                value = function.__globals__[name]
+                if isinstance(value, types.ModuleType):
+                    for attributes in sorted(chains):
+                        self._module(value, attributes, path)
+                    tokens += [name, f"module {value.__name__}"]
+                else:
+                    tokens += [name, self._name(value, (*path, name))]
+        package = function.__globals__.get("__package__") or ""
+        for module, attributes in sorted(imported_names(function.__code__, package)):
+            self._use(Value(module, attributes), path)
+        return self._end(key, path, tokens)
+
+    def visit_hints(self, step: Any, path: tuple[str, ...]) -> None:
+        """Visit the classes of a step's annotations: rows are checked with them, params made."""
+        while isinstance(step, functools.partial):
+            step = step.func
+        for one in (step, getattr(step, "__getitem__", step), called_on(step)):
+            for hint in hints_of(one).values():
+                self._hint(hint, path)
+
+    def _hint(self, hint: Any, path: tuple[str, ...]) -> None:
+        if isinstance(hint, type):
+            self._token(hint, (*path, hint.__name__))
+        for part in get_args(hint):
+            self._hint(part, path)
+
+    def _name(self, value: Any, path: tuple[str, ...]) -> str:
+        """Return the token of a definition. A plain value has an entry of its own instead."""
+        token = self.visit(value, path)
+        return token if token.startswith("@") else ""
+
+    def _class(self, kind: type, path: tuple[str, ...]) -> str:
+        key, path = self._begin(kind, path)
+        tokens = [self._token(type(kind), path), *(self._token(b, path) for b in kind.__bases__)]
+        for name, value in _members(kind):
+            tokens += [name, self._token(value, (*path, name))]
+        return self._end(key, path, tokens)
+
+    def _begin(
+        self, definition: types.FunctionType | type, path: tuple[str, ...]
+    ) -> tuple[str, tuple[str, ...]]:
+        key, path = self._key(path, definition.__name__)
+        self._keys[id(definition)] = key
+        return key, path
+
+    def _end(self, key: str, path: tuple[str, ...], tokens: Iterable[str]) -> str:
+        self.found[key] = Definition(digest("code", *tokens), " > ".join(path))
+        return f"@{key}"
+
+
+def _tensor_parts(tensor: Any) -> list[str]:
+    # Also with the sign and the conjugate that torch has not applied yet.
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten()
+    data = plain.view(sys.modules["torch"].uint8).numpy()
+    content = hashlib.blake2b(memoryview(data)).hexdigest()
+    return [str(tensor.dtype), str(tuple(tensor.shape)), str(tensor.requires_grad), content]
+
+
+def _contents(cell: types.CellType) -> Iterator[Any]:
+    try:
+        yield cell.cell_contents
+    except ValueError:  # The variable has no value yet.
+        return
+
+
+def _members(kind: type) -> Iterator[tuple[str, Any]]:
+    """Yield the members that the class's author wrote."""
+    if issubclass(kind, enum.Enum):
+        # Also the other names of a member, which the class does not yield.
+        yield from ((name, member.value) for name, member in kind.__members__.items())
+    if dataclasses.is_dataclass(kind):
+        options: Any = kind.__dataclass_params__  # type: ignore[attr-defined]
+        yield "options", [getattr(options, name) for name in _DATACLASS_OPTIONS]
+        yield "fields", [
+            (f.name, None if f.default is dataclasses.MISSING else [f.default],
+             None if f.default_factory is dataclasses.MISSING else f.default_factory,
+             f.init, f.compare, f.kw_only, f.repr, f.hash, dict(f.metadata))
+            for f in dataclasses.fields(kind)
+        ]  # fmt: skip
+    for name, value in sorted(vars(kind).items()):
+        is_generated = _is_generated(kind, name, value)
+        if name not in _NO_MEMBERS and not isinstance(value, _DESCRIPTORS) and not is_generated:
+            yield name, value
+
+
+def _is_generated(kind: type, name: str, value: object) -> bool:
+    """Return whether Python made a member of a dataclass, NamedTuple or Enum."""
+    if issubclass(kind, enum.Enum):
+        # A property has no other code than its functions.
+        functions: tuple[object, ...] = (value,)
+        if isinstance(value, property):
+            functions = (value.fget, value.fset, value.fdel)
+        return not any(_is_from_author(function, "enum") for function in functions)
+    has_fields = issubclass(kind, tuple) and hasattr(kind, "_fields")
+    if has_fields and type(value).__name__ == "_tuplegetter":
+        return True
+    if has_fields and name in _OF_NAMED_TUPLES:
+        return not _is_from_author(value, "collections", f"namedtuple_{kind.__name__}")
+    return dataclasses.is_dataclass(kind) and name in _OF_DATACLASSES and _is_from_text(value)
+
+
+def _is_from_author(value: Any, *generators: str) -> bool:
+    """Return whether a member is a function that none of these modules has made."""
+    function = getattr(value, "func", getattr(value, "__func__", value))
+    function = inspect.unwrap(function) if callable(function) else function
+    return isinstance(function, types.FunctionType) and function.__module__ not in generators
+
+
+_OF_NAMED_TUPLES = {
+    "__new__", "__repr__", "__getnewargs__", "__replace__", "_make", "_replace", "_asdict",
+}  # fmt: skip
+_OF_DATACLASSES = {
+    "__init__", "__repr__", "__eq__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__",
+    "__setattr__", "__delattr__", "__replace__", "__getstate__", "__setstate__",
+}  # fmt: skip
+
+
+def _is_from_text(value: object) -> bool:
+    unwrapped = inspect.unwrap(value) if callable(value) else value
+    if not isinstance(unwrapped, types.FunctionType):
+        return value is None  # __hash__ of a dataclass that can be changed.
+    return unwrapped.__code__.co_filename == "<string>" or unwrapped.__module__ == "dataclasses"
+
+
+def _shown(path: tuple[str, ...], value: Any) -> str:
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    text = repr(value) if type(value) in _ATOMS else ""
+    is_secret = names_a_secret(path[-1]) or "://" in text
+    return "" if is_secret or len(text) > _MOST_SHOWN else text

@@ -1,0 +1,1 @@
+"""What is done with results: tables and report, reading, exports, upkeep."""

@@ -1,0 +1,355 @@
+"""Group the failed inputs of a dataset by their cause, so that a user reads each cause once.
+
+Two inputs of a group have the same outcome and error, and the same functions of the user raised the
+error. Their messages differ only in names and numbers. Files of one kind, such as a suffix or empty
+files, are a group of their own if the kind explains the failure: all of them failed, and most
+others did not.
+"""
+
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import itemgetter
+from os.path import dirname
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from batchmill.core.failure_causes import is_library, normalised
+from batchmill.core.ledger.state import OK, State, as_shown
+from batchmill.core.outcome import one_line
+from batchmill.core.planning.run_spec import RunSpec
+from batchmill.core.security.redaction import without_secrets
+from batchmill.core.sizes import counted, readable_size
+from batchmill.core.storage.addresses import parse_address
+from batchmill.core.storage.large_tables import Column, count_values, slices
+from batchmill.core.urls import join, last_part
+
+_COLUMNS = (
+    "input",
+    "outcome",
+    "error",
+    "message",
+    "attempts",
+    "seconds",
+    "host",
+    "traceback",
+    "log",
+    "result_run",
+)
+_USED = ("input", "outcome", "error", "message", "traceback", "log", "size", "etag", "carried")
+# The kind of an empty file. That of another one is its suffix.
+_KIND, _EMPTY = "kind", "empty"
+# A kind with fewer files explains nothing.
+_LEAST_KIND = 3
+_EXAMPLES = 3
+# This number of records are Python objects at a time. It limits the memory.
+_CHUNK = 10_000
+_TEXT_CHARACTERS = 20_000
+# A shorter name of an input is often a part of words.
+_LEAST_NAME = 4
+_FRAME = re.compile(r'File "([^"\n]+)", line \d+,? in (\S+)')
+_FATAL = "Fatal Python error"
+
+
+class FailureGroup(NamedTuple):
+    """Failed inputs with the same cause.
+
+    Attributes:
+        number: Its number. The largest group has the number 1.
+        outcome: The outcome of its inputs.
+        error: The type of their error, or the signal.
+        message: The first line of the message of the first input.
+        place: The innermost function of the user that was running. Empty if it is unknown.
+        inputs: The number of its inputs.
+        examples: The names of its first inputs.
+        smallest: The name of its smallest input.
+        sizes: The size of its smallest and its largest input in bytes; -1 without a file.
+        kinds: The number of its inputs by suffix, the most frequent first. Empty files are a kind
+            of their own.
+        folders: The number of folders with its inputs.
+        folder: Their folder, if they are in one. Otherwise empty.
+        command: The command that executes the step on its smallest input. Empty if `batchmill try`
+            cannot do that.
+    """
+
+    number: int
+    outcome: str
+    error: str
+    message: str
+    place: str
+    inputs: int
+    examples: tuple[str, ...]
+    smallest: str
+    sizes: tuple[int, int]
+    kinds: tuple[tuple[str, int], ...] = ()
+    folders: int = 1
+    folder: str = ""
+    command: str = ""
+
+    @property
+    def reason(self) -> str:
+        """The error, its message, and the function."""
+        return one_line(self.error, self.message) + (f" (in {self.place})" if self.place else "")
+
+    @property
+    def names(self) -> str:
+        """The names of the first inputs."""
+        more = ", ..." if self.inputs > len(self.examples) else ""
+        return f"{', '.join(self.examples)}{more}"
+
+    @property
+    def described(self) -> str:
+        """The kinds, the sizes and the folders of the inputs, as text."""
+        shown = [f"{count:,} {name or 'without suffix'}" for name, count in self.kinds[:_EXAMPLES]]
+        more = sum(count for _, count in self.kinds[_EXAMPLES:])
+        shown += [f"{more:,} others"] if more else []
+        parts = [", ".join(shown)] if len(shown) > 1 else []
+        low, high = (readable_size(size) for size in self.sizes)
+        if self.sizes[0] >= 0:
+            parts.append(low if low == high else f"{low} to {high}")
+        if self.folders > 1:
+            parts.append(f"in {self.folders:,} folders")
+        elif self.folder:
+            parts.append(f"in {self.folder}")
+        return "; ".join(parts)
+
+    def lines(self) -> list[str]:
+        """Return a few lines of text about the group."""
+        who = self.examples[0] if self.inputs == 1 else counted(self.inputs, "input")
+        lines = [f"  group {self.number}: {who}: {self.outcome}: {self.reason}"]
+        if self.inputs > 1:
+            described = f" ({self.described})" if self.described else ""
+            lines.append(f"      {self.names}{described}")
+        return [*lines, *([f"      Try it: {self.command}"] if self.command else [])]
+
+
+class Failures(NamedTuple):
+    """The failed inputs of a dataset.
+
+    Attributes:
+        table: One row per input, sorted by name, with the columns of failures.csv.
+        groups: The groups, the largest first. The column `group` of the table has their numbers.
+    """
+
+    table: pa.Table
+    groups: tuple[FailureGroup, ...]
+
+
+class _Key(NamedTuple):
+    """The properties that all inputs of a group share."""
+
+    outcome: str
+    error: str
+    message: str
+    frames: tuple[str, ...]
+    kind: str
+
+
+@dataclass
+class _Members:
+    """The inputs of one kind in a group, while the records are read."""
+
+    index: int
+    key: _Key
+    first: Mapping[str, Any]
+    inputs: int = 0
+    examples: list[str] = field(default_factory=list)
+    folders: set[str] = field(default_factory=set)
+    smallest: Mapping[str, Any] | None = None
+    largest: int = -1
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        self.inputs += 1
+        self.folders.add(dirname(record["input"]))
+        if len(self.examples) < _EXAMPLES:
+            self.examples.append(record["input"])
+        self.largest = max(self.largest, record["size"])
+        # A file that is missing shows nothing.
+        if record["size"] >= 0 and (not self.smallest or record["size"] < self.smallest["size"]):
+            self.smallest = record
+
+
+def read_failures(state: State, spec: RunSpec | None = None) -> Failures:
+    """Read the inputs of the last manifest that are not ok, and group them.
+
+    Equal records have equal numbers of groups, in every process.
+
+    Args:
+        state: The dataset's state.
+        spec: The settings of the last run, for the commands. None: the groups have no commands.
+    """
+    # Most records are those of inputs that are ok.
+    is_odd = pc.or_(pc.not_equal(state.table["outcome"], OK), pc.is_valid(state.table["absence"]))
+    odd = state.select(is_odd).listed()
+    records = as_shown(odd.records([*_COLUMNS, *_USED, "absence", "run"])).sort_by("input")
+    found: dict[_Key, _Members] = {}
+    kinds = _kinds(records["input"], records["size"])
+    used = records.select(list(_USED)).append_column(_KIND, kinds)
+    batches = used.to_batches(max_chunksize=_CHUNK)
+    dicts = (record for batch in batches for record in batch.to_pylist())
+    indices = np.array([_add(record, found) for record in dicts], np.int64)
+    causes = list(_by_cause([*found.values()], state))
+    numbers = np.zeros(len(found), np.int32)
+    groups = []
+    for number, members in enumerate(sorted(causes, key=_largest_first), 1):
+        numbers[[one.index for one in members]] = number
+        groups.append(_group(number, members, spec))
+    table = records.select(list(_COLUMNS))
+    return Failures(table.add_column(2, "group", pa.array(numbers[indices])), tuple(groups))
+
+
+def group_lines(groups: Sequence[FailureGroup], shown: int) -> list[str]:
+    """Return lines about the first `shown` groups, and the number of the others."""
+    lines = [line for group in groups[:shown] for line in group.lines()]
+    more = len(groups) - shown
+    return [*lines, *([f"  ... and {counted(more, 'more group')}"] if more > 0 else [])]
+
+
+def _add(record: Mapping[str, Any], found: dict[_Key, _Members]) -> int:
+    """Add a record to its group, and return the index of the group."""
+    key = _key(record)
+    members = found.setdefault(key, _Members(len(found), key, record))
+    members.add(record)
+    return members.index
+
+
+def _kinds(names: Column, sizes: Column) -> Column:
+    """Return the kind of each input: its suffix without numbers, or that it is empty."""
+    found = pc.extract_regex(pc.utf8_lower(names), r"(?P<suffix>\.[^./]+)$")
+    suffixes = pc.struct_field(found, "suffix").fill_null("")
+    return pc.if_else(pc.equal(sizes, 0), _EMPTY, pc.replace_substring_regex(suffixes, r"\d+", "*"))
+
+
+def _by_cause(found: Sequence[_Members], state: State) -> Iterator[list[_Members]]:
+    """Yield the members of each group: those with one cause, or of a kind that explains it."""
+    causes: dict[_Key, list[_Members]] = {}
+    for one in found:
+        causes.setdefault(one.key._replace(kind=""), []).append(one)
+    totals: Counter[str] = Counter()
+    if any(len(kinds) > 1 for kinds in causes.values()):
+        for part in slices(state.listed().table.select(["input", "size"])):
+            totals += count_values(_kinds(part["input"], part["size"]))
+    for kinds in causes.values():
+        failed, others = sum(one.inputs for one in kinds), []
+        for one in kinds:
+            total = totals[one.key.kind]
+            is_explained = one.inputs == total >= _LEAST_KIND
+            # If most inputs of other kinds failed as well, the kind is not the reason.
+            if is_explained and 2 * (failed - total) < totals.total() - total:
+                yield [one]
+            else:
+                others.append(one)
+        if others:
+            yield others
+
+
+def _largest_first(members: Sequence[_Members]) -> tuple[int, str]:
+    return -sum(one.inputs for one in members), min(one.first["input"] for one in members)
+
+
+def _key(record: Mapping[str, Any]) -> _Key:
+    name = last_part(record["input"])
+    message = record["message"].strip().partition("\n")[0]
+    if len(name) >= _LEAST_NAME:
+        message = message.replace(name, "*")
+    return _Key(
+        outcome=record["outcome"],
+        error=record["error"],
+        message=normalised(message),
+        frames=own_frames(record["traceback"], record["log"], record["outcome"]),
+        kind="" if record["outcome"] == "missing" else record[_KIND],
+    )
+
+
+def own_frames(traceback: str, log: str, outcome: str) -> tuple[str, ...]:
+    """Return the functions of the user in a traceback, the outermost first.
+
+    The functions of libraries are left out, unless there are no others. A recursive function counts
+    once. After a crash, the stack is in the log. A timeout can stop a step anywhere, so its stack
+    is no cause.
+    """
+    frames = _FRAME.findall(traceback[-_TEXT_CHARACTERS:])
+    if outcome == "crashed" and _FATAL in log:
+        stack = log.rpartition(_FATAL)[2].partition("Current thread")[2].partition("\n\n")[0]
+        frames = _FRAME.findall(stack)[::-1]
+    own = [frame for frame in frames if not is_library(frame[0])] or frames[:1]
+    return tuple(dict.fromkeys(_frame_name(*frame) for frame in own))
+
+
+@lru_cache(1000)
+def _frame_name(path: str, function: str) -> str:
+    name = normalised(last_part(path))
+    # The file of a notebook's cell has a number as its name.
+    return function if name.startswith("*") else f"{function}, {name}"
+
+
+def _group(number: int, members: Sequence[_Members], spec: RunSpec | None) -> FailureGroup:
+    key = members[0].key
+    first = min(members, key=lambda one: one.first["input"]).first
+    with_file = [one.smallest for one in members if one.smallest]
+    smallest = min(with_file, key=itemgetter("size"), default=None)
+    kinds = Counter({one.key.kind: one.inputs for one in members})
+    folders = set[str]().union(*(one.folders for one in members))
+    return FailureGroup(
+        number=number,
+        outcome=key.outcome,
+        error=key.error,
+        message=one_line("", first["message"]).removeprefix(": "),
+        place=key.frames[-1] if key.frames else "",
+        inputs=kinds.total(),
+        examples=tuple(sorted(name for one in members for name in one.examples)[:_EXAMPLES]),
+        smallest=(smallest or first)["input"],
+        sizes=(smallest["size"] if smallest else -1, max(one.largest for one in members)),
+        kinds=tuple(kinds.most_common()),
+        folders=len(folders),
+        folder=next(iter(folders)) if len(folders) == 1 else "",
+        command=_try_command(spec, smallest, key.outcome) if spec and smallest else "",
+    )
+
+
+def _try_command(spec: RunSpec, record: Mapping[str, Any], outcome: str) -> str:
+    """Return the command that executes a run's step on an input, with the limit that it exceeded.
+
+    The text is empty if `batchmill try` cannot run the step, or if the input is in a pack.
+
+    Args:
+        spec: The settings of the run.
+        record: The `input`, its `etag`, and its `carried` manifest columns.
+        outcome: The outcome of the input.
+    """
+    # The ETag of an input in a pack is its address.
+    if not spec.can_try or parse_address(record["etag"] or ""):
+        return ""
+    words = ["batchmill", "try", join(spec.root, record["input"]), "--step", spec.step]
+    if spec.folders:
+        words += ["--input-kind", "folder"]
+    row = json.loads(record["carried"])
+    files = {
+        column: join(spec.root, row[column]) for column in spec.file_columns if row.get(column)
+    }
+    row = {key: row[key] for key in row if spec.takes_rows and key not in spec.file_columns}
+    for option, values in (("--param", spec.params), ("--row", row), ("--file", files)):
+        for name, value in values.items():
+            words += [option, f"{name}={_argument(value)}"]
+    if outcome == "timeout" and spec.policy.timeout:
+        words += ["--timeout", f"{spec.policy.timeout:g}"]
+    if outcome == "oom" and spec.policy.memory_limit:
+        words += ["--memory-limit", spec.policy.memory_limit]
+    return without_secrets(shlex.join(words))
+
+
+def _argument(value: Any) -> str:
+    """Return a value as text that the command line reads as the same value."""
+    if isinstance(value, str):
+        try:
+            json.loads(value)
+        except ValueError:
+            return value
+    return json.dumps(value, ensure_ascii=False)

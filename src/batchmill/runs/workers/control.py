@@ -1,0 +1,160 @@
+"""How a shard's process controls its workers: when they start, stop, and begin no further input.
+
+Flags in shared memory must be created before the workers are forked.
+"""
+
+import fcntl
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from batchmill.runs.workers.worker_channel import anonymous_file
+
+_COUNTS, _TURN = struct.Struct("qq"), struct.Struct("qd")
+_POLL_SECONDS = 0.001
+# A turn is lost if the worker that has it ends. So turns are given away shortly before their time.
+_AHEAD_SECONDS, _PACE_MARGIN = 0.1, 0.01
+
+
+class SharedFlag:
+    """A flag that a shard's process and all its workers see. It is set once, and has no lock."""
+
+    def __init__(self) -> None:
+        self._flag = mmap.mmap(-1, 1)
+
+    def set(self) -> None:
+        """Set the flag for all processes."""
+        self._flag[0] = 1
+
+    def is_set(self) -> bool:
+        """Return whether the flag is set."""
+        return self._flag[0] == 1
+
+    def wait(self) -> None:
+        """Wait until the flag is set."""
+        while not self.is_set():
+            time.sleep(_POLL_SECONDS)
+
+
+class SharedTurns:
+    """The inputs that the workers of a DataLoader may begin, each with its earliest time.
+
+    Each worker takes the next ones when it has room for them. It locks a file while it takes them.
+    The kernel removes the lock of a worker that is killed.
+
+    Args:
+        capacity: The most inputs that wait at a time.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._lock = anonymous_file("batchmill-turns")
+        # How many were put and taken so far, and a ring of turns.
+        self._memory = mmap.mmap(-1, _COUNTS.size + capacity * _TURN.size)
+
+    def put(self, turns: Sequence[tuple[int, float]], *, first: bool) -> None:
+        """Let inputs begin, each at a time of the monotonic clock, before or after the others."""
+        if not turns:
+            return
+        with _locked(self._lock):
+            put, taken = _COUNTS.unpack_from(self._memory)
+            begin = taken - len(turns) if first else put
+            for number, turn in enumerate(turns, begin):
+                _TURN.pack_into(self._memory, self._place(number), *turn)
+            counts = (put, begin) if first else (put + len(turns), taken)
+            _COUNTS.pack_into(self._memory, 0, *counts)
+
+    @property
+    def left(self) -> int:
+        """The number of inputs that no worker has taken."""
+        put, taken = _COUNTS.unpack_from(self._memory)
+        return int(put - taken)
+
+    def take(self, most: int = 1) -> list[tuple[int, float]]:
+        """Return the next inputs and their times, as many as may begin."""
+        if most < 1 or not self.left:
+            return []
+        with _locked(self._lock):
+            put, taken = _COUNTS.unpack_from(self._memory)
+            end = min(put, taken + most)
+            _COUNTS.pack_into(self._memory, 0, put, end)
+            places = map(self._place, range(taken, end))
+            return [_TURN.unpack_from(self._memory, place) for place in places]
+
+    def close(self) -> None:
+        """Close the file, and release the memory."""
+        os.close(self._lock)
+        self._memory.close()
+
+    def _place(self, number: int) -> int:
+        return _COUNTS.size + number % self._capacity * _TURN.size
+
+
+class Pace:
+    """The times at which the attempts of a shard may begin, within its share of `--rate`.
+
+    The first one waits, too, because another shard may have begun one a moment ago.
+
+    Args:
+        seconds: The shortest time between two attempts, in seconds. 0: no limit.
+        now: The time of a monotonic clock.
+    """
+
+    def __init__(self, seconds: float, now: float) -> None:
+        # A worker may begin one late and the next one in time. Then they are closer to each other.
+        self._seconds = seconds * (1 + _PACE_MARGIN)
+        self._next = now + self._seconds
+
+    def next_turn(self, now: float) -> float | None:
+        """Return the time of the next turn; None if it is not near enough to be given away."""
+        if self._seconds and self._next > now + _AHEAD_SECONDS:
+            return None
+        turn = max(now, self._next if self._seconds else now)
+        self._next = turn + self._seconds
+        return turn
+
+
+class Stop:
+    """A request to begin no further inputs. Running inputs may take `grace_seconds` longer.
+
+    Any thread may make the request.
+    """
+
+    def __init__(self, grace_seconds: float = 3.0) -> None:
+        self._grace_seconds = grace_seconds
+        self._event = threading.Event()
+        self._requested_at = 0.0
+
+    def request(self) -> None:
+        """Make the request. A second call has no effect."""
+        if not self._event.is_set():
+            self._requested_at = time.monotonic()
+            self._event.set()
+
+    @property
+    def requested(self) -> bool:
+        """True if the request was made."""
+        return self._event.is_set()
+
+    @property
+    def overdue(self) -> bool:
+        """True if the grace period of running inputs is over."""
+        return self.requested and time.monotonic() > self._requested_at + self._grace_seconds
+
+    def wait(self, seconds: float) -> None:
+        """Sleep for `seconds`, or until the request is made."""
+        self._event.wait(max(0.0, seconds))
+
+
+@contextmanager
+def _locked(file: int) -> Iterator[None]:
+    """Hold the lock of a file during the block."""
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.lockf(file, fcntl.LOCK_UN)

@@ -1,0 +1,208 @@
+"""The rows that a step declares with its return annotation."""
+
+import dataclasses
+import datetime
+import enum
+import functools
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+import pydantic
+import pytest
+
+from batchmill import File
+from batchmill.core.user_step.declared_rows import DeclaredRows, RowTypeError, declared_rows
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Row(TypedDict):
+    label: str
+    peak: float
+    count: NotRequired[int | None]
+
+
+class Named(NamedTuple):
+    name: str
+
+
+@dataclasses.dataclass
+class Data:
+    vector: npt.NDArray[np.float32]
+    words: list[str]
+    day: datetime.date
+    colour: Colour
+    mask: File
+    place: Path
+    scalar: np.float32
+    choice: Literal["a", "b"]
+    pair: tuple[int, int]
+    other: Any
+    free: dict[str, int]
+    limited: Annotated[int, pydantic.Field(ge=0)]
+
+
+class Model(pydantic.BaseModel):
+    name: str
+
+
+def one(source) -> Row:
+    raise NotImplementedError
+
+
+def maybe(source) -> Row | None:
+    raise NotImplementedError
+
+
+def several(source) -> list[Named]:
+    raise NotImplementedError
+
+
+def generated(source) -> Iterator[Data]:
+    raise NotImplementedError
+
+
+def modelled(source) -> Model:
+    raise NotImplementedError
+
+
+def pair(source) -> tuple[Row, int]:
+    raise NotImplementedError
+
+
+def plain(source) -> dict[str, int]:
+    raise NotImplementedError
+
+
+def unknown(source) -> "Missing":  # type: ignore[name-defined]  # noqa: F821
+    raise NotImplementedError
+
+
+class Items:
+    def __len__(self):
+        raise NotImplementedError
+
+    def __getitem__(self, index) -> Row:
+        raise NotImplementedError
+
+
+class Called:
+    def __call__(self, source) -> Row:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "row"),
+    [
+        (one, "function", Row),
+        (maybe, "function", Row),
+        (several, "function", Named),
+        (generated, "function", Data),
+        (modelled, "function", Model),
+        (functools.partial(one), "function", Row),
+        (Called(), "function", Row),
+        (Items, "dataset", Row),
+        (Items(), "items", Row),
+        (pair, "function", None),
+        (plain, "function", None),
+        (unknown, "function", None),
+        (lambda source: {}, "function", None),
+    ],
+)
+def test_the_return_annotation_declares_the_rows(step, kind, row):
+    found = declared_rows(step, kind)
+    assert (found and found.row) is row
+
+
+def test_the_types_of_columns():
+    assert DeclaredRows(Row).columns == {"label": "string", "peak": "float64", "count": "int64"}
+    assert DeclaredRows(Data).columns == {
+        "vector": "list:float32",
+        "words": "list:string",
+        "mask": "string",
+        "place": "string",
+        "scalar": "float64",
+        "pair": "list:int64",
+        "limited": "int64",
+    }
+
+
+DATA = (
+    '[{"vector":[1.5],"words":["a"],"day":"2026-01-01","colour":"red","mask":"m.png","place":"p",'
+    '"scalar":1,"choice":"a","pair":[1,2],"other":[{}],"free":{"a":1},"limited":0}]'
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        (Row, '[{"label":"a","peak":1}, {"label":"b","peak":NaN,"count":null}]'),
+        (Named, '[{"name":"a"}]'),
+        (Model, "[]"),
+        (Data, DATA),
+        (Data, DATA.replace("[1.5]", "[1.5,2,null,9223372036854775813]")),
+    ],
+)
+def test_rows_as_declared_are_accepted(row, text):
+    DeclaredRows(row).check(text)
+
+
+@pytest.mark.parametrize(
+    ("row", "text", "message"),
+    [
+        (Row, '[{"label":1,"peak":1}]', "row 0: 'label' is 1; Row declares a valid string."),
+        (
+            Row,
+            '[{"label":"a","peak":1},{"label":"a","peak":"1"}]',
+            "row 1: 'peak' is '1'; Row declares a valid number.",
+        ),
+        (Row, '[{"peak":1}]', "row 0 has no 'label', which Row declares."),
+        (Row, '[{"label":"a","peak":1,"x":1}]', "row 0 has the key 'x', which Row does not"),
+        (Row, '[{"label":1,"peak":"1"}]', r"\(1 more\)"),
+        (Data, DATA.replace("[1,2]", "[1]"), "'pair"),
+        (Data, DATA.replace('"red"', '"blue"'), "'colour' is 'blue'"),
+        (
+            Data,
+            DATA.replace("[1.5]", '["n/a"]'),
+            r"'vector' is \['n/a'\]; Data declares an array of float32",
+        ),
+        (
+            Data,
+            DATA.replace("[1.5]", "[[1],[2,3]]"),
+            r"'vector' is .*; Data declares an array of float32",
+        ),
+        (Data, DATA.replace("[1.5]", "1.5"), "'vector' is 1.5; Data declares a valid array"),
+        (Data, DATA.replace('"limited":0', '"limited":-1'), "'limited' is -1"),
+    ],
+)
+def test_other_rows_are_refused(row, text, message):
+    with pytest.raises(RowTypeError, match=message):
+        DeclaredRows(row).check(text)
+
+
+def test_an_array_without_a_type_is_no_vector():
+    def boxes(source) -> TypedDict("Boxes", {"box": np.ndarray[Any, Any]}):
+        raise NotImplementedError
+
+    found = declared_rows(boxes, "function")
+    assert found is not None
+    assert "box" not in found.columns
+
+
+def test_a_type_that_only_type_checkers_know_is_not_checked():
+    def named(source) -> TypedDict("Named", {"box": "Missing"}):  # noqa: F821
+        raise NotImplementedError
+
+    assert declared_rows(named, "function") is None
+
+
+def test_a_declaration_can_be_sent_to_another_process():
+    declared = DeclaredRows(Row)
+    declared.check("[]")
+    assert pickle.loads(pickle.dumps(declared)).columns == declared.columns
