@@ -95,7 +95,7 @@ def s3_server(folder: Path) -> Iterator[int]:
             *["-filer", "-s3", f"-s3.config={config}"],
         ]
     else:
-        service = Path(__file__).parents[1] / "tests" / "support" / "s3_service.py"
+        service = Path(__file__).parents[1] / "tests" / "support" / "harness" / "s3_service.py"
         command = [sys.executable, str(service), str(port)]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)

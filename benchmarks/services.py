@@ -27,7 +27,7 @@ from typing import Any
 import aiohttp
 
 WORKERS = 2
-SERVER = Path(__file__).parents[1] / "tests" / "support" / "chat_server.py"
+SERVER = Path(__file__).parents[1] / "tests" / "support" / "harness" / "chat_server.py"
 STEP = '''
 import os
 import aiohttp

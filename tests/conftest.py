@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import azure_blobs
 import pytest
-from google_storage import google_environment, make_google_bucket, start_google_storage
-from live import (
+from harness import azure_blobs
+from harness.google_storage import google_environment, make_google_bucket, start_google_storage
+from harness.live import (
     ROOT,
     RUN_FOLDER,
+    STEP_MODULES,
     ask,
     clean_environment,
     end_shared_servers,
@@ -24,8 +25,8 @@ from live import (
     shell_in,
     start_prefect_server,
 )
-from object_store import forget_connections, make_bucket, s3_environment, start_s3_server
-from s3_proxy import s3_proxy
+from harness.object_store import forget_connections, make_bucket, s3_environment, start_s3_server
+from harness.s3_proxy import s3_proxy
 
 from batchmill.core.storage.scratch import lock_scratch_folder
 
@@ -52,8 +53,8 @@ def words(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def inputs(tmp_path, monkeypatch):
-    """Return a folder with ten inputs and their manifest. Steps of `support` can be imported."""
-    monkeypatch.chdir(ROOT / "tests" / "support")
+    """Return a folder with ten inputs and their manifest. `support/step_modules` is importable."""
+    monkeypatch.chdir(STEP_MODULES)
     folder = tmp_path / "data"
     (folder / "in").mkdir(parents=True)
     rows = ["input,label"]

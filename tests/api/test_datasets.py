@@ -1,22 +1,20 @@
 """The Python functions `status`, `failures`, `retry`, `verify` and `try_one`."""
 
 import os
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
+from harness.live import STEP_MODULES
 
 import batchmill
-
-SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture
 def dataset(words, tmp_path, monkeypatch):
     """A dataset in which b.txt has failed."""
-    monkeypatch.chdir(SUPPORT)
+    monkeypatch.chdir(STEP_MODULES)
     run_job(words, "steps_under_test:fails_on_b", tmp_path / "out")
     return tmp_path / "out"
 
@@ -87,7 +85,7 @@ def test_a_step_is_tried_on_one_file(words, tmp_path):
 
 
 def test_a_failed_trial_prints_its_traceback(words, monkeypatch):
-    monkeypatch.chdir(SUPPORT)
+    monkeypatch.chdir(STEP_MODULES)
     outcome = batchmill.try_one(words / "b.txt", "steps_under_test:fails_on_b")
     assert repr(outcome).startswith("b.txt: failed in 0.")
     assert repr(outcome).endswith(f" s\n{outcome.traceback.rstrip()}")

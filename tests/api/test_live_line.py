@@ -5,7 +5,7 @@ import logging
 import sys
 
 import pytest
-from jobs import job_of, run_job
+from harness.jobs import job_of, run_job
 from prefect import flow
 from prefect.logging import get_logger
 from prefect.logging.handlers import PrefectConsoleHandler

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
 
 import batchmill
 from batchmill.core.planning.job import plain_params

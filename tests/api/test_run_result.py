@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
 from PIL import Image
 
 from batchmill import RunResult

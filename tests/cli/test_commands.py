@@ -15,7 +15,8 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
+from harness.live import STEP_MODULES
 from rich.console import Console
 
 from batchmill.cli.console import PlainConsole
@@ -27,11 +28,10 @@ from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.datasets.publishing.summary import summarise
 
 SPLIT = "batchmill.steps.words:split"
-STEPS = Path(__file__).parents[1] / "support"
 
 
 def test_try_shows_rows_and_files(command, words, tmp_path, monkeypatch):
-    monkeypatch.chdir(STEPS)
+    monkeypatch.chdir(STEP_MODULES)
     keep = tmp_path / "kept"
     code, out, _ = command(
         "try", words / "a.txt", "--step", "steps_under_test:copy", "--param", "times=2",
@@ -67,7 +67,7 @@ def test_equal_tracebacks_are_printed_once(command, words, tmp_path, monkeypatch
 
 
 def test_try_keeps_its_files_in_an_empty_folder_only(command, words, monkeypatch):
-    monkeypatch.chdir(STEPS)
+    monkeypatch.chdir(STEP_MODULES)
     monkeypatch.setenv("HOME", str(words))
     before = (words / "a.txt").read_bytes()
     code, _, err = command(
@@ -82,7 +82,7 @@ def test_try_keeps_its_files_in_an_empty_folder_only(command, words, monkeypatch
 
 def test_files_are_not_copied_into_a_dataset(command, words, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(STEPS)
+    monkeypatch.chdir(STEP_MODULES)
     run_job(words / "manifest.csv", "steps_under_test:copy", tmp_path / "d")
     inside = tmp_path / "d" / "files" / "mine"
     code, _, err = command("files", tmp_path / "d", "a.txt", "-o", inside)
@@ -148,7 +148,7 @@ def test_try_as_json(command, words):
 
 
 def test_try_prints_the_traceback_of_a_failure(command, words, monkeypatch):
-    monkeypatch.chdir(STEPS)
+    monkeypatch.chdir(STEP_MODULES)
     code, out, _ = command("try", words / "b.txt", "--step", "steps_under_test:fails_on_b")
     assert code == 1
     assert "b.txt: failed" in out
@@ -229,7 +229,7 @@ def test_try_ends_a_step_above_a_limit_with_its_processes(words, tmp_path, step,
 
 
 def test_try_passes_a_row_to_the_step(command, words, monkeypatch):
-    monkeypatch.chdir(STEPS)
+    monkeypatch.chdir(STEP_MODULES)
     code, out, _ = command(
         "try", words / "a.txt", "--step", "steps_under_test:labelled", "--row", "label=ab", "--json"
     )
@@ -247,7 +247,7 @@ def test_plan_prints_only_the_reasons_that_apply(command, words, tmp_path):
 
 
 def test_plan_explains_its_reasons(command, words, tmp_path, monkeypatch):
-    monkeypatch.chdir(STEPS)
+    monkeypatch.chdir(STEP_MODULES)
     out = tmp_path / "out"
     job = (words / "manifest.csv", "--step", "steps_under_test:fails_on_b", "-o", out)
     run_job(words / "manifest.csv", "steps_under_test:fails_on_b", out)
@@ -548,7 +548,7 @@ def test_init_replaces_no_file(command, tmp_path):
 
 
 def test_retry_releases_failed_inputs(command, words, tmp_path, monkeypatch):
-    monkeypatch.chdir(STEPS)
+    monkeypatch.chdir(STEP_MODULES)
     out = tmp_path / "out"
     run_job(words, "steps_under_test:fails_on_b", out)
     assert command("retry", out, "a.txt")[0] == 2
@@ -576,7 +576,7 @@ def test_retry_releases_the_inputs_of_rows_that_meet_a_condition(command, words,
 
 
 def test_status_says_how_to_execute_failed_inputs_again(command, words, tmp_path, monkeypatch):
-    monkeypatch.chdir(STEPS)
+    monkeypatch.chdir(STEP_MODULES)
     out = tmp_path / "out"
     run_job(words, "steps_under_test:fails_on_b", out)
     again = f"To execute the others, too: batchmill retry {out}, and then the same run.\n"
@@ -588,7 +588,7 @@ def test_status_says_how_to_execute_failed_inputs_again(command, words, tmp_path
 
 
 def test_failures_as_csv(command, words, tmp_path, monkeypatch):
-    monkeypatch.chdir(STEPS)
+    monkeypatch.chdir(STEP_MODULES)
     run_job(words, "steps_under_test:fails_on_b", tmp_path / "out")
     code, text, _ = command("failures", tmp_path / "out", "--csv")
     assert code == 0
@@ -598,7 +598,7 @@ def test_failures_as_csv(command, words, tmp_path, monkeypatch):
 
 def test_the_texts_of_failures_are_not_laid_out_line_by_line(command, words, tmp_path, monkeypatch):
     """A console takes so long per line that 60,000 failures took a minute."""
-    monkeypatch.chdir(STEPS)
+    monkeypatch.chdir(STEP_MODULES)
     run_job(words, "steps_under_test:fails_on_b", tmp_path / "out")
     calls = []
     laid_out = PlainConsole.print

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from live import clean_environment
+from harness.live import clean_environment
 
 RUN = """
 import os, sys

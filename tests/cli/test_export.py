@@ -5,7 +5,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from exports import animals
+from harness.exports import animals
 
 import batchmill
 from batchmill.cli.main import main

@@ -4,8 +4,8 @@ import json
 
 import pandas as pd
 import pytest
-from copying_job import CopyingJob
-from jobs import run_job
+from harness.copying_job import CopyingJob
+from harness.jobs import run_job
 
 import batchmill
 from batchmill import LedgerError, ManifestError, OptionError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from live import clean_environment, made_once
+from harness.live import clean_environment, made_once
 
 ROOT = Path(__file__).parents[2]
 SKILL = ROOT / "docs" / "agents" / "SKILL.md"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from jobs import run_job
-from live import ROOT
+from harness.jobs import run_job
+from harness.live import ROOT
 
 EXAMPLE = ROOT / "examples" / "recipes" / "from_a_loop"
 PAGE = ROOT / "docs" / "tutorials" / "from-a-loop.md"

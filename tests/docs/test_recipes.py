@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
 from PIL import Image
 
 import batchmill

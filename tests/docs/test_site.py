@@ -11,8 +11,8 @@ from urllib.parse import unquote
 
 import batchmill.blocks
 import pytest
-from browser import PATIENCE_SECONDS
-from live import clean_environment, made_once
+from harness.browser import PATIENCE_SECONDS
+from harness.live import clean_environment, made_once
 from playwright.sync_api import sync_playwright
 
 import batchmill

@@ -5,13 +5,21 @@ import signal
 import time
 from functools import partial
 
-import gated
 import pandas as pd
 import pytest
-from deployment import deploy, has_ended, worker_of
-from live import ROOT, ask, clean_environment, free_ports, prefect_server_in, shell_in, wait_for
-from object_store import upload
-from watcher import Watcher
+from harness import gated
+from harness.deployment import deploy, has_ended, worker_of
+from harness.live import (
+    ROOT,
+    ask,
+    clean_environment,
+    free_ports,
+    prefect_server_in,
+    shell_in,
+    wait_for,
+)
+from harness.object_store import upload
+from harness.watcher import Watcher
 
 from batchmill.orchestration.server.api import resource_id
 

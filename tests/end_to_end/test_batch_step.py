@@ -2,11 +2,10 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
+from harness.live import STEP_MODULES
 
-SUPPORT = Path(__file__).parents[1] / "support"
 CRASHED, TIMEOUT = ("crashed", "ShardProcessDied"), ("timeout", "Timeout")
 
 
@@ -18,7 +17,7 @@ def texts(work):
         text = "bad" if number == 13 else "x" * (number + 1)
         (work / "in" / f"{number:02d}.txt").write_text(text)
     for name in ("batch_steps.py", "device_steps.py", "poison.py"):
-        shutil.copy(SUPPORT / name, work)
+        shutil.copy(STEP_MODULES / name, work)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 import json
 
 import fsspec
-from comparison import contents, faults
-from jobs import run_job
-from live import flow_run_of
-from object_store import SECRET, upload
+from harness.comparison import contents, faults
+from harness.jobs import run_job
+from harness.live import flow_run_of
+from harness.object_store import SECRET, upload
 
 SPLIT = "batchmill.steps.audio:split"
 

@@ -6,8 +6,8 @@ from collections import Counter
 from functools import partial
 from typing import NamedTuple
 
-from counted_api import counted_api
-from live import ROOT, ask, clean_environment, flow_run_of, shell_in
+from harness.counted_api import counted_api
+from harness.live import STEP_MODULES, ask, clean_environment, flow_run_of, shell_in
 
 FEW, MANY = 100, 400
 # The number of these calls depends on the duration of the run and the load of the server. A run
@@ -74,7 +74,7 @@ def cost_of_run(shell, api, server, count, runner):
     shipped = shell.folder / f"shipped-{uuid.uuid4().hex}"
     job = [f"in{count}", "--step", "costs:step", "--output", f"out{count}"]
     division = ["--num-workers", "2", "--batch-size", str(count // 2), *runner]
-    script = ROOT / "tests" / "support" / "shipped.py"
+    script = STEP_MODULES / "shipped.py"
     done = shell.run(sys.executable, script, shipped, "run", *job, *division)
     assert done.returncode == 0, done.stderr
     taken = api.take()

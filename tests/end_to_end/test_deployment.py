@@ -2,12 +2,12 @@
 
 import json
 
-import gated
 import pandas as pd
 import pytest
-from comparison import committed, contents
-from deployment import deploy, worker_of
-from live import ROOT, prefect_server_in, wait_for
+from harness import gated
+from harness.comparison import committed, contents
+from harness.deployment import deploy, worker_of
+from harness.live import ROOT, prefect_server_in, wait_for
 
 from batchmill.core.ledger.parts import VERSION
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import psutil
 import pytest
-from comparison import contents, faults
-from live import wait_for
+from harness.comparison import contents, faults
+from harness.live import wait_for
 
 SPLIT = "batchmill.steps.words:split"
 

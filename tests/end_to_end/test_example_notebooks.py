@@ -9,10 +9,10 @@ import shutil
 
 import nbformat
 import pytest
+from harness.kernel import kernel_environment
+from harness.live import ROOT, clean_environment, shell_in
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_core.utils import run_sync
-from kernel import kernel_environment
-from live import ROOT, clean_environment, shell_in
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 

@@ -6,13 +6,11 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
-from live import wait_for
+from harness.live import STEP_MODULES, wait_for
 from poison import POISONS, kind_of
 
-SUPPORT = Path(__file__).parents[1] / "support"
 EXECUTIONS = {"ok": 1, "timeout": 1, "failed": 2, "crashed": 2, "oom": 2}
 
 A_DOZEN = {
@@ -74,7 +72,7 @@ def test_every_poison_has_its_outcome(shell, work, runner, num_workers, is_long)
     kinds += ["healthy"] * (64 - len(kinds) if is_long else 20)
     names = [f"{number:02d}-{kind}" for number, kind in enumerate(sorted(kinds))]
     make_inputs(work / "in", names)
-    shutil.copy(SUPPORT / "poison.py", work)
+    shutil.copy(STEP_MODULES / "poison.py", work)
     done = shell.batchmill(
         *["run", "in", "--step", "poison:step", "-o", "out", "--retries", "1"],
         *[

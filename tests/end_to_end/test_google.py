@@ -7,9 +7,9 @@ import uuid
 from contextlib import contextmanager
 
 import pytest
-from google_storage import google_environment, make_google_bucket, make_service_account
-from jobs import run_job
-from object_store import (
+from harness.google_storage import google_environment, make_google_bucket, make_service_account
+from harness.jobs import run_job
+from harness.object_store import (
     COPY,
     check_command,
     check_dataset,
@@ -18,7 +18,7 @@ from object_store import (
     forget_connections,
     upload,
 )
-from s3_proxy import Reply, s3_proxy
+from harness.s3_proxy import Reply, s3_proxy
 
 from batchmill import StoreError
 from batchmill.core.security.credentials import Access, access_to

@@ -2,19 +2,16 @@
 
 import shutil
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from deployment import deploy, worker_of
-from live import made_once
+from harness.deployment import deploy, worker_of
+from harness.live import STEP_MODULES, made_once
 from models import Mean
 
 from batchmill.cli.main import main
-
-SUPPORT = Path(__file__).parents[1] / "support"
 
 
 def export_model(folder):
@@ -32,7 +29,7 @@ def arrays(work):
         np.save(work / "arrays" / f"{number}.npy", np.full((2, 3), number, np.float32))
     # An export takes seconds.
     shutil.copy(made_once("exported-model", export_model) / "mean.pt2", work)
-    shutil.copy(SUPPORT / "models.py", work)
+    shutil.copy(STEP_MODULES / "models.py", work)
 
 
 @pytest.mark.usefixtures("arrays")
@@ -99,7 +96,7 @@ main(sys.argv[1:])
 @pytest.mark.parametrize(("device", "used"), [("auto", {"0", "1"}), ("cuda:1", {"all"})])
 def test_a_shard_runs_on_each_gpu(shell, work, device, used):
     (work / "two.py").write_text(TWO_GPUS)
-    shutil.copy(SUPPORT / "which_gpu.py", work)
+    shutil.copy(STEP_MODULES / "which_gpu.py", work)
     (work / "meet").mkdir()
     meet = ["--param", f"meet={work}/meet", "--param", f"processes={len(used)}"]
     options = ["--param", f"device={device}", *meet, "--batch-size", "1", "--num-workers", "1"]

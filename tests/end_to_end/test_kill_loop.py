@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from comparison import committed, contents, faults
-from jobs import run_job
+from harness.comparison import committed, contents, faults
+from harness.jobs import run_job
 
 from batchmill import LedgerError
 

@@ -5,8 +5,8 @@ import shutil
 import urllib.error
 
 import pytest
-from deployment import Deployed, worker_of
-from live import ROOT, prefect_server_in, wait_for
+from harness.deployment import Deployed, worker_of
+from harness.live import ROOT, prefect_server_in, wait_for
 
 STEP = """
 from pathlib import Path

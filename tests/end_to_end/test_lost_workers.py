@@ -10,8 +10,8 @@ from contextlib import suppress
 import pandas as pd
 import psutil
 import pytest
-from comparison import committed, faults
-from live import flow_run_of, wait_for
+from harness.comparison import committed, faults
+from harness.live import flow_run_of, wait_for
 
 STEP = """
 import asyncio, os, signal, threading, time

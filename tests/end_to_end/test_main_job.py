@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import soundfile
-from live import flow_run_of, wait_for
+from harness.live import flow_run_of, wait_for
 
 import batchmill
 from batchmill import ManifestError, StepError

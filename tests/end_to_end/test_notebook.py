@@ -4,8 +4,8 @@ import signal
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from kernel import kernel_in
-from live import clean_environment, shell_in, wait_for
+from harness.kernel import kernel_in
+from harness.live import clean_environment, shell_in, wait_for
 
 CELLS = (
     "import batchmill\nFACTOR = 2",

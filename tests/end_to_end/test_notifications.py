@@ -6,7 +6,7 @@ import shutil
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from live import ROOT, prefect_server_in, serving, wait_for
+from harness.live import ROOT, prefect_server_in, serving, wait_for
 
 PAGE = (ROOT / "docs" / "how-to" / "notifications.md").read_text()
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from live import flow_run_of
+from harness.live import flow_run_of
 
 # Prints the result, and the number of servers that batchmill has started.
 SCRIPT = """

@@ -5,9 +5,9 @@ from functools import partial
 
 import pandas as pd
 import pytest
-from deployment import worker_of
-from live import ROOT, ask, prefect_server_in
-from wheel import build_wheel, environment_with
+from harness.deployment import worker_of
+from harness.live import ROOT, ask, prefect_server_in
+from harness.wheel import build_wheel, environment_with
 
 PAGE = (ROOT / "docs" / "how-to" / "project.md").read_text()
 

@@ -4,8 +4,8 @@ import sys
 import zipfile
 
 import pytest
-from live import ROOT
-from wheel import build_wheel
+from harness.live import ROOT
+from harness.wheel import build_wheel
 
 
 @pytest.mark.long

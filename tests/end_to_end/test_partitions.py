@@ -2,7 +2,7 @@
 
 import pandas as pd
 import pytest
-from live import flow_run_of
+from harness.live import flow_run_of
 
 STEP = "batchmill.steps.words:split"
 

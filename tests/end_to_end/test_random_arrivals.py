@@ -10,9 +10,16 @@ from functools import partial
 import pandas as pd
 import psutil
 import pytest
-from deployment import deploy, documented_commands
-from live import ask, clean_environment, free_ports, shell_in, start_prefect_server, wait_for
-from watcher import Watcher
+from harness.deployment import deploy, documented_commands
+from harness.live import (
+    ask,
+    clean_environment,
+    free_ports,
+    shell_in,
+    start_prefect_server,
+    wait_for,
+)
+from harness.watcher import Watcher
 
 ON_ARRIVAL = "preprocess/on-arrival"
 ACTIONS = int(os.environ.get("BATCHMILL_ARRIVALS", "60"))

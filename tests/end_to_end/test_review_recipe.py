@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from object_store import upload
-from s3_proxy import s3_proxy
+from harness.object_store import upload
+from harness.s3_proxy import s3_proxy
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "review.md"
 STEP = """

@@ -7,8 +7,8 @@ import uuid
 
 import fsspec
 import pytest
-from live import ROOT, clean_environment, flow_run_of, shell_in
-from object_store import SECRET, forget_connections, make_bucket, upload
+from harness.live import ROOT, clean_environment, flow_run_of, shell_in
+from harness.object_store import SECRET, forget_connections, make_bucket, upload
 
 PAGE = (ROOT / "docs" / "how-to" / "saved-blocks.md").read_text()
 OURS = ["clips", "gpus", "lab"]

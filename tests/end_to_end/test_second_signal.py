@@ -10,8 +10,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from comparison import faults
-from live import flow_run_of, wait_for
+from harness.comparison import faults
+from harness.live import flow_run_of, wait_for
 
 from batchmill.core.ledger.lease import lease
 from batchmill.core.ledger.ledger import Ledger

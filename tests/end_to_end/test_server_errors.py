@@ -3,8 +3,8 @@
 from functools import partial
 
 import pytest
-from counted_api import counted_api
-from live import ask, clean_environment, flow_run_of, shell_in
+from harness.counted_api import counted_api
+from harness.live import ask, clean_environment, flow_run_of, shell_in
 
 JOB = ["run", "in", "--step", "batchmill.steps.words:split", "-o", "out"]
 

@@ -4,7 +4,7 @@ import re
 import shutil
 
 import pytest
-from live import ROOT, ask, prefect_server_in
+from harness.live import ROOT, ask, prefect_server_in
 
 PAGE = (ROOT / "docs" / "how-to" / "prefect-server.md").read_text()
 

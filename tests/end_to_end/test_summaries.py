@@ -5,8 +5,8 @@ import shutil
 
 import pandas as pd
 import pytest
-from chat_server import chat_server
-from live import ROOT
+from harness.chat_server import chat_server
+from harness.live import ROOT
 
 README = (ROOT / "examples" / "summaries" / "README.md").read_text()
 

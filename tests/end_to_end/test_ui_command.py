@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from live import ask, free_ports, wait_for
+from harness.live import ask, free_ports, wait_for
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchmill.cli.main import main

@@ -4,7 +4,7 @@ import pyarrow.parquet as pq
 import pytest
 from batchmill.flows import deployment_checks
 from batchmill.flows.export import export
-from exports import animals
+from harness.exports import animals
 
 from batchmill import OptionError, verify_export
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from batchmill.flows.review_dataset import review_dataset
-from jobs import run_job
+from harness.jobs import run_job
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from batchmill.flows import deployment_checks
 from batchmill.flows.update_dataset import update_dataset
-from jobs import execute_job, run_job
+from harness.jobs import execute_job, run_job
 from prefect.states import Completed, Failed
 
 from batchmill import OptionError

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
 
 from batchmill.core.ledger.open import open_ledger
 from batchmill.core.options.failure_policy import FailurePolicy

@@ -2,7 +2,7 @@
 
 from uuid import uuid4
 
-from live import free_ports, wait_for
+from harness.live import free_ports, wait_for
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchmill.orchestration.cancellation import Cancellation

@@ -2,8 +2,8 @@
 
 import pandas as pd
 import pytest
-from copying_job import HELPER, STEP, CopyingJob
-from jobs import run_job
+from harness.copying_job import HELPER, STEP, CopyingJob
+from harness.jobs import run_job
 
 from batchmill import OptionError
 from batchmill.cli.main import main

@@ -17,12 +17,12 @@ from dataclasses import asdict
 from functools import partial
 
 import pytest
-from comparison import contents, faults
-from crashing import CrashPoints, in_child
-from jobs import run_job, update
-from letter_inputs import STEPS, Inputs
-from reference import Key, Options, Record, Reference, Row
-from small_tables import small_tables
+from harness.comparison import contents, faults
+from harness.crashing import CrashPoints, in_child
+from harness.jobs import run_job, update
+from harness.letter_inputs import STEPS, Inputs
+from harness.reference import Key, Options, Record, Reference, Row
+from harness.small_tables import small_tables
 
 import batchmill
 from batchmill import OptionError

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from comparison import faults
-from crashing import CrashPoints, in_child
-from jobs import run_job, update
+from harness.comparison import faults
+from harness.crashing import CrashPoints, in_child
+from harness.jobs import run_job, update
 
 import batchmill
 from batchmill.core.storage import open_store

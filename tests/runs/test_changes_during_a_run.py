@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from jobs import job_of, run_job
+from harness.jobs import job_of, run_job
 
 from batchmill import StepError
 from batchmill.core.planning.batching import Cores

@@ -5,8 +5,8 @@ from functools import partial
 
 import pandas as pd
 import pytest
-from jobs import job_of, run_job
-from object_store import upload
+from harness.jobs import job_of, run_job
+from harness.object_store import upload
 
 import batchmill
 from batchmill import ManifestError, StepError

@@ -9,11 +9,11 @@ import signal
 from functools import partial
 
 import pytest
-from comparison import contents
-from comparison import faults as faults_of
-from crashing import CrashPoints, in_child
-from jobs import run_job
-from object_store import forget_connections
+from harness.comparison import contents
+from harness.comparison import faults as faults_of
+from harness.crashing import CrashPoints, in_child
+from harness.jobs import run_job
+from harness.object_store import forget_connections
 
 import batchmill.runs.run
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
 from torch.utils.data import DataLoader
 
 from batchmill import load_manifest, open_dataset

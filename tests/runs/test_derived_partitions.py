@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 import pytest
-from jobs import job_of, run_job
-from published import publish_table
+from harness.jobs import job_of, run_job
+from harness.published import publish_table
 
 from batchmill import ManifestError
 from batchmill.core.ledger.open import open_ledger

@@ -5,7 +5,7 @@ from functools import partial
 
 import pyarrow as pa
 import pytest
-from copying_job import CopyingJob
+from harness.copying_job import CopyingJob
 
 import batchmill.runs.run
 from batchmill.core.layout import PARTS

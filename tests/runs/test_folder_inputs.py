@@ -8,8 +8,8 @@ import zipfile
 
 import pandas as pd
 import pytest
-from jobs import job_of, run_job
-from object_store import upload
+from harness.jobs import job_of, run_job
+from harness.object_store import upload
 
 from batchmill import ManifestError, OptionError, try_one
 from batchmill.api.jobs.reproduction import write_reproduction

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from comparison import contents
-from copying_job import HELPER, STEP, CopyingJob
-from jobs import run_job
+from harness.comparison import contents
+from harness.copying_job import HELPER, STEP, CopyingJob
+from harness.jobs import run_job
 
 from batchmill import ManifestError, OptionError, StoreError, open_dataset
 from batchmill.core.ledger.lease import Wait, lease

@@ -4,7 +4,7 @@ import sys
 import zipfile
 
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
 
 import batchmill
 from batchmill.api.jobs.reproduction import write_reproduction

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import job_of, run_job
-from libraries import Site
+from harness.jobs import job_of, run_job
+from harness.libraries import Site
 
 import batchmill
 from batchmill.cli.main import main

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from copying_job import CopyingJob, snapshot
+from harness.copying_job import CopyingJob, snapshot
 
 import batchmill
 from batchmill import LedgerError

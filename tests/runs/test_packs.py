@@ -10,9 +10,9 @@ from functools import partial
 
 import pandas as pd
 import pytest
-from comparison import contents
-from crashing import in_child
-from jobs import job_of, run_job
+from harness.comparison import contents
+from harness.crashing import in_child
+from harness.jobs import job_of, run_job
 
 import batchmill
 from batchmill import OptionError, StoreError, open_dataset

@@ -9,8 +9,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from comparison import contents
-from jobs import job_of, run_job
+from harness.comparison import contents
+from harness.jobs import job_of, run_job
 
 import batchmill
 from batchmill import LedgerError, ManifestError, OptionError

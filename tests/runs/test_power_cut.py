@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from copying_job import CopyingJob
+from harness.copying_job import CopyingJob
 
 from batchmill.core.ledger.committer import Committer
 from batchmill.core.ledger.ledger import Ledger

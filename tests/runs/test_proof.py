@@ -13,8 +13,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from comparison import contents
-from jobs import run_job
+from harness.comparison import contents
+from harness.jobs import run_job
 
 import batchmill
 from batchmill import OptionError, StepError, StoreError

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
 
 import batchmill
 from batchmill.core.ledger.open import open_ledger

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from comparison import contents
-from jobs import run_job
-from libraries import Site
+from harness.comparison import contents
+from harness.jobs import run_job
+from harness.libraries import Site
 
 import batchmill
 from batchmill import OptionError

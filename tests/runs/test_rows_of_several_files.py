@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
 from torch.utils.data import DataLoader
 
 from batchmill import File, open_dataset

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from chat_server import chat_server
-from jobs import job_of
-from live import ROOT
+from harness.chat_server import chat_server
+from harness.jobs import job_of
+from harness.live import ROOT
 
 from batchmill.core.planning.prepare import prepare
 from batchmill.runs.execute import execute

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from cells import Notebook
-from jobs import job_of, run_job
+from harness.cells import Notebook
+from harness.jobs import job_of, run_job
 
 import batchmill
 from batchmill import OptionError, StepError

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from copying_job import HELPER, STEP, CopyingJob
+from harness.copying_job import HELPER, STEP, CopyingJob
 
 from batchmill import OptionError
 from batchmill.cli.main import main

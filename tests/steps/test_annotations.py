@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import soundfile
-from jobs import run_job
+from harness.jobs import run_job
 
 from batchmill.core.planning.job import make_job
 from batchmill.core.planning.prepare import prepare

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import soundfile
-from bad_recordings import DAMAGED, UNUSUAL
+from harness.bad_recordings import DAMAGED, UNUSUAL
 
 from batchmill.steps.audio import split
 from batchmill.steps.spectrogram import log_mel

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from harness.jobs import run_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs import run_job
 from PIL import Image, ImageCms, PngImagePlugin
 
 from batchmill import StepError

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import samples
 import torch
-from jobs import run_job
+from harness.jobs import run_job
 from models import Mean
 
 from batchmill.core.options.job_options import ModelOptions

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import soundfile
-from jobs import run_job
+from harness.jobs import run_job
 
 from batchmill.steps.audio import split
 from batchmill.steps.spectrogram import log_mel, mel_filters

@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from harness.live import STEP_MODULES
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +13,7 @@ from batchmill import OptionError, StepError
 from batchmill.core.user_step.load import load_step
 from batchmill.steps.text import chunk
 
-HERE = str(Path(__file__).parents[1] / "support")
+HERE = str(STEP_MODULES)
 TOKENIZERS = "tokenizers_under_test"
 
 # Letters of several bytes or code points, all kinds of line ends, and white space.

@@ -5,9 +5,9 @@ import os
 import fsspec
 import pytest
 from azure.storage.blob import BlobServiceClient
-from azure_blobs import ACCOUNT, KEY, connection_string, container_signature
-from jobs import run_job
-from object_store import (
+from harness.azure_blobs import ACCOUNT, KEY, connection_string, container_signature
+from harness.jobs import run_job
+from harness.object_store import (
     COPY,
     check_command,
     check_dataset,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from browser import ui_of
-from deployment import deploy, worker_of
-from live import ask, clean_environment, prefect_server_in, shell_in
+from harness.browser import ui_of
+from harness.deployment import deploy, worker_of
+from harness.live import ask, clean_environment, prefect_server_in, shell_in
 from playwright.sync_api import expect
 
 SPLIT = "batchmill.steps.words:split"

@@ -5,8 +5,8 @@ import subprocess
 
 import numpy as np
 import pytest
-from jobs import run_job
-from live import clean_environment, shell_in
+from harness.jobs import run_job
+from harness.live import clean_environment, shell_in
 from PIL import Image
 
 from batchmill import StoreError

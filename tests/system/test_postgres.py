@@ -6,8 +6,8 @@ import sys
 from functools import partial
 
 import pytest
-from live import ROOT, ask, flow_run_of, prefect_server_in, wait_for
-from postgres import postgres
+from harness.live import ROOT, ask, flow_run_of, prefect_server_in, wait_for
+from harness.postgres import postgres
 
 SPLIT = "batchmill.steps.words:split"
 PAGE = (ROOT / "docs" / "how-to" / "prefect-server.md").read_text()

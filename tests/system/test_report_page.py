@@ -1,8 +1,8 @@
 """The report in a real browser: readable on narrow and wide screens, light, dark and printed."""
 
 import pytest
-from browser import browser_in
-from jobs import run_job
+from harness.browser import browser_in
+from harness.jobs import run_job
 
 from batchmill.core.ledger.open import open_ledger
 from batchmill.core.options.failure_policy import FailurePolicy

@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from gated import make_inputs
+from harness.gated import make_inputs
 
 IN_A_POD = 'mount -t tmpfs -o size=64M none /dev/shm && exec "$@"'
 

@@ -9,7 +9,7 @@ import kit_steps
 import numpy as np
 import pytest
 import soundfile
-from live import clean_environment
+from harness.live import clean_environment
 
 from batchmill.testing import check_step
 

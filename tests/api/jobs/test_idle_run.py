@@ -2,7 +2,7 @@
 
 import pandas as pd
 import pytest
-from jobs import job_of, run_job
+from harness.jobs import job_of, run_job
 
 from batchmill.api.jobs.idle_run import NotIdleError, is_idle, run_idle
 from batchmill.core.planning.batching import Cores

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from jobs import execute_job, job_of, run_job, update
+from harness.jobs import execute_job, job_of, run_job, update
 
 import batchmill
 from batchmill import OptionError, RunError

@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
 
 import batchmill
 from batchmill.api.jobs.reproduction import write_reproduction

@@ -5,8 +5,8 @@ from functools import partial
 
 import httpx
 import pytest
-from crashing import in_child
-from jobs import job_of, run_job
+from harness.crashing import in_child
+from harness.jobs import job_of, run_job
 
 import batchmill
 from batchmill import LedgerError, OptionError, RunError

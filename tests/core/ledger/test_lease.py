@@ -11,8 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from contention import FORK, at_once
-from live import wait_for
+from harness.contention import FORK, at_once
+from harness.live import wait_for
 
 from batchmill import LedgerError, StoreError
 from batchmill.core.ledger import lease as leases

@@ -4,7 +4,7 @@ import shutil
 
 import pandas as pd
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
 
 from batchmill import LedgerError, ManifestError, OptionError, load_manifest
 from batchmill.core.ledger.open import open_output

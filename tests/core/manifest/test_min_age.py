@@ -6,8 +6,8 @@ import time
 import pandas as pd
 import pyarrow as pa
 import pytest
-from jobs import job_of, run_job
-from object_store import upload
+from harness.jobs import job_of, run_job
+from harness.object_store import upload
 
 from batchmill.core.manifest import load_manifest
 from batchmill.core.manifest.file_stats import is_too_young

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from jobs import run_job
-from published import publish_table
+from harness.jobs import run_job
+from harness.published import publish_table
 
 from batchmill import LedgerError
 from batchmill.core.ledger.ledger import Ledger

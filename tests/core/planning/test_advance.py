@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 import pytest
-from copying_job import CopyingJob
+from harness.copying_job import CopyingJob
 
 import batchmill
 from batchmill.core.ledger.ledger import Ledger

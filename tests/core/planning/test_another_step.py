@@ -4,7 +4,7 @@ import shutil
 
 import pandas as pd
 import pytest
-from jobs import job_of, run_job
+from harness.jobs import job_of, run_job
 
 from batchmill import OptionError
 from batchmill.core.options.failure_policy import FailurePolicy

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from jobs import job_of, run_job
+from harness.jobs import job_of, run_job
 
 from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.core.planning import changed_files

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
 
 from batchmill.cli.main import main
 from batchmill.core.ledger.open import open_ledger, open_output

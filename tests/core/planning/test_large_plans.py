@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 import pytest
-from small_tables import small_tables
+from harness.small_tables import small_tables
 
 from batchmill.core.ledger.state import State
 from batchmill.core.manifest import Manifest

@@ -6,8 +6,8 @@ from functools import partial
 
 import pandas as pd
 import pytest
-from comparison import contents, faults
-from jobs import job_of, run_job
+from harness.comparison import contents, faults
+from harness.jobs import job_of, run_job
 
 import batchmill
 from batchmill import ManifestError

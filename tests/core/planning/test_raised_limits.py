@@ -1,7 +1,7 @@
 """A run with a higher limit executes the inputs that exceeded the lower one."""
 
 import pytest
-from jobs import job_of
+from harness.jobs import job_of
 
 from batchmill.core.ledger.parts import Origin
 from batchmill.core.options.failure_policy import FailurePolicy

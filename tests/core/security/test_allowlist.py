@@ -6,8 +6,8 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from jobs import run_job
-from live import serving
+from harness.jobs import run_job
+from harness.live import serving
 
 from batchmill.core.ledger.open import open_ledger
 from batchmill.core.planning.job import make_job

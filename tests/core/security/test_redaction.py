@@ -2,7 +2,7 @@
 
 import fsspec
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
 
 from batchmill.core.security.credentials import Access, access_to, granted
 from batchmill.core.security.redaction import without_secrets

@@ -18,12 +18,12 @@ from itertools import product
 import fsspec
 import pandas as pd
 import pytest
-from comparison import contents, faults
-from crashing import in_child
-from jobs import run_job
-from live import serving, wait_for
-from object_store import COPY, SECRET, forget_connections, upload, upload_in_parts
-from s3_proxy import Reply
+from harness.comparison import contents, faults
+from harness.crashing import in_child
+from harness.jobs import run_job
+from harness.live import serving, wait_for
+from harness.object_store import COPY, SECRET, forget_connections, upload, upload_in_parts
+from harness.s3_proxy import Reply
 
 from batchmill import (
     LedgerError,

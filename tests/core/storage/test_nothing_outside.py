@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import pyarrow.parquet as pq
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
 
 from batchmill import BatchmillError, LedgerError, OptionError, StoreError
 from batchmill.core.ledger.ledger import Ledger

@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from contention import at_once
-from live import serving
+from harness.contention import at_once
+from harness.live import serving
 
 from batchmill import StoreError
 from batchmill.core.security.credentials import Access, access_to, options_for

@@ -5,7 +5,7 @@ import signal
 import uuid
 
 import pytest
-from contention import FORK, at_once
+from harness.contention import FORK, at_once
 
 from batchmill import StoreError
 from batchmill.core.storage import LocalStore, ObjectStore, open_store

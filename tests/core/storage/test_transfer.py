@@ -7,19 +7,18 @@ import sys
 import threading
 from collections import Counter
 from functools import partial
-from pathlib import Path
 
 import fsspec
 import pytest
-from crashing import in_child
-from jobs import run_job
-from s3_proxy import Reply
+from harness.crashing import in_child
+from harness.jobs import run_job
+from harness.live import STEP_MODULES
+from harness.s3_proxy import Reply
 
 from batchmill import StoreError
 from batchmill.core.security.credentials import Access, access_to
 from batchmill.core.storage import obstore_s3, remote, transfer
 
-SUPPORT = Path(__file__).parents[2] / "support"
 PLANNED = remote.FileStat(5, 0, "none")
 
 
@@ -307,7 +306,7 @@ def test_requests_of_a_run_and_of_an_unchanged_run(proxied, put, bucket, monkeyp
     The unchanged run sends no request for a single object. Both send the same number of other
     requests for any number of inputs.
     """
-    monkeypatch.chdir(SUPPORT)
+    monkeypatch.chdir(STEP_MODULES)
     monkeypatch.setattr("batchmill.core.ledger.committer.COMMIT_SECONDS", 3600.0)
     monkeypatch.setattr("batchmill.core.ledger.lease.BEAT_SECONDS", 3600.0)
 
@@ -368,7 +367,7 @@ class Rounds:
 @pytest.mark.slow
 def test_requests_one_after_the_other(proxied, put, bucket, monkeypatch):
     """At 30 ms, they are half a second before the first input, and one second after the last."""
-    monkeypatch.chdir(SUPPORT)
+    monkeypatch.chdir(STEP_MODULES)
     monkeypatch.setattr("batchmill.core.ledger.committer.COMMIT_SECONDS", 3600.0)
     monkeypatch.setattr("batchmill.core.ledger.lease.BEAT_SECONDS", 3600.0)
     put("m.csv", b"input\na.txt\n")

@@ -2,13 +2,13 @@
 
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from jobs import run_job
+from harness.jobs import run_job
+from harness.live import STEP_MODULES
 from PIL import Image
 
 from batchmill import StepError
@@ -16,7 +16,7 @@ from batchmill.core.planning.job import make_job
 from batchmill.core.planning.prepare import prepare
 from batchmill.core.user_step.load import load_step
 
-HERE = str(Path(__file__).parents[2] / "support")
+HERE = str(STEP_MODULES)
 MODULE = "datasets_under_test"
 INPUTS = 5
 

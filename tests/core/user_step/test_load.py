@@ -4,16 +4,16 @@ import json
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
+from harness.live import STEP_MODULES
 
 from batchmill import OptionError, StepError
 from batchmill.core.user_step.load import load_step, reference_to
 from batchmill.core.user_step.params import parse_params, read_object
 from batchmill.core.user_step.value.shipping import name_of
 
-HERE = str(Path(__file__).parents[2] / "support")
+HERE = str(STEP_MODULES)
 STEPS = "steps_under_test"
 
 

@@ -3,8 +3,8 @@
 import shutil
 
 import pytest
-from exports import animals, export, files_of
-from object_store import upload
+from harness.exports import animals, export, files_of
+from harness.object_store import upload
 
 from batchmill import OptionError, StoreError
 from batchmill.core.storage import open_store, remote

@@ -6,9 +6,9 @@ from decimal import Decimal
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from exports import animals
-from jobs import run_job
-from published import publish_rows, texts
+from harness.exports import animals
+from harness.jobs import run_job
+from harness.published import publish_rows, texts
 
 from batchmill import OptionError, StoreError
 from batchmill.datasets.exporting.chosen_samples import choose_rows

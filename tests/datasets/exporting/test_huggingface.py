@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import soundfile
-from exports import animals, expected, export
+from harness.exports import animals, expected, export
+from harness.published import publish_rows
 from PIL import Image
-from published import publish_rows
 from torch.utils.data import DataLoader
 
 from batchmill.datasets.exporting.verify_export import find_differences

@@ -9,9 +9,9 @@ import tempfile
 import threading
 
 import pytest
-from crashing import in_child
-from exports import EveryStep, animals, export, files_of
-from jobs import run_job
+from harness.crashing import in_child
+from harness.exports import EveryStep, animals, export, files_of
+from harness.jobs import run_job
 
 from batchmill import OptionError, StoreError
 

@@ -4,7 +4,7 @@ import json
 from threading import Event
 
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
 
 from batchmill.datasets.exporting.chosen_samples import choose_rows
 from batchmill.datasets.exporting.plan_shards import plan_shards

@@ -1,7 +1,7 @@
 """Test that verification finds every changed byte of an export, and names the sample."""
 
 import pytest
-from exports import animals, export
+from harness.exports import animals, export
 
 from batchmill import LedgerError, OptionError
 from batchmill.datasets.exporting import index

@@ -6,8 +6,8 @@ from collections import Counter
 import pandas as pd
 import pytest
 import webdataset
-from exports import animals, expected, export, in_webdataset
-from published import publish_rows
+from harness.exports import animals, expected, export, in_webdataset
+from harness.published import publish_rows
 from torch.utils.data import DataLoader
 
 from batchmill import OptionError

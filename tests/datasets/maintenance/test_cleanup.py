@@ -4,14 +4,14 @@ import logging
 import os
 import signal
 from functools import partial
-from pathlib import Path
 
 import pytest
-from copying_job import CopyingJob
-from crashing import in_child
-from jobs import run_job
-from object_store import begin_upload, incomplete_uploads
-from s3_proxy import Reply
+from harness.copying_job import CopyingJob
+from harness.crashing import in_child
+from harness.jobs import run_job
+from harness.live import STEP_MODULES
+from harness.object_store import begin_upload, incomplete_uploads
+from harness.s3_proxy import Reply
 
 from batchmill import open_dataset
 from batchmill.core.layout import MERGED, PACKS, PARTS, RELEASED
@@ -201,7 +201,7 @@ def test_the_parts_that_a_killed_upload_left_in_a_bucket_are_removed(bucket, pla
 
 @pytest.mark.end_to_end
 def test_a_run_removes_the_parts_that_its_killed_worker_left(bucket, tmp_path, monkeypatch):
-    monkeypatch.chdir(Path(__file__).parents[2] / "support")
+    monkeypatch.chdir(STEP_MODULES)
     (tmp_path / "in").mkdir()
     for name in "abc":
         (tmp_path / "in" / f"{name}.txt").write_text(name)

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from copying_job import CopyingJob
+from harness.copying_job import CopyingJob
 
 from batchmill.core.ledger.parts import PART_SCHEMA
 from batchmill.datasets.maintenance.merging import with_merged_parts

@@ -7,7 +7,7 @@ import sys
 
 import pandas as pd
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
 
 import batchmill
 from batchmill.cli.main import main

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
 from PIL import Image
 
 from batchmill.core.ledger.open import open_ledger

@@ -4,7 +4,7 @@ import os
 
 import pandas as pd
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
 
 from batchmill import open_dataset
 from batchmill.core.ledger.open import open_ledger

@@ -4,8 +4,8 @@ from functools import partial
 
 import pandas as pd
 import pytest
-from copying_job import CopyingJob, snapshot
-from jobs import job_of
+from harness.copying_job import CopyingJob, snapshot
+from harness.jobs import job_of
 
 from batchmill import OptionError, open_dataset
 from batchmill.api.jobs.idle_run import is_idle, run_idle

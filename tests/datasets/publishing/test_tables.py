@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
 
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.ledger.parts import Origin

@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 
 import pytest
-from published import publish_rows, texts
+from harness.published import publish_rows, texts
 from readers import forget, growth_by_reading, name_of, open_and_keep, where_mapped
 from torch.utils.data import DataLoader
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 import soundfile
 import torch
+from harness.published import publish_rows
 from PIL import Image
-from published import publish_rows
 from readers import Trap
 from torch.utils.data import DataLoader
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from published import publish_rows
+from harness.published import publish_rows
 from torch.utils.data import DataLoader, default_collate
 
 from batchmill import Padded, open_dataset, pad_collate

@@ -5,9 +5,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from jobs import run_job
+from harness.jobs import run_job
+from harness.published import publish_rows, texts
 from PIL import Image
-from published import publish_rows, texts
 from readers import Boxes, ImageFolder, Listed, encoded, pad_words
 from torch.utils.data import ConcatDataset, DataLoader, Subset, WeightedRandomSampler, random_split
 

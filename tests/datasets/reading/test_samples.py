@@ -14,9 +14,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from jobs import run_job
-from object_store import upload
-from published import publish_rows, publish_table, texts
+from harness.jobs import run_job
+from harness.object_store import upload
+from harness.published import publish_rows, publish_table, texts
 from torch.utils.data import DataLoader
 
 from batchmill import LedgerError, OptionError, StoreError, open_dataset

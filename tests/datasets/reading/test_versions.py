@@ -5,8 +5,8 @@ import pickle
 from functools import partial
 
 import pytest
-from crashing import in_child
-from jobs import job_of, run_job
+from harness.crashing import in_child
+from harness.jobs import job_of, run_job
 
 from batchmill import OptionError, StoreError, open_dataset
 from batchmill.core.ledger.ledger import Ledger

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from jobs import run_job
+from harness.jobs import run_job
 
 # macOS has neither these calls nor /proc. The file systems of the test stay those of Linux.
 _READ = """

@@ -3,7 +3,7 @@
 import re
 import signal
 
-from live import ROOT, wait_for
+from harness.live import ROOT, wait_for
 
 PAGE = ROOT / "docs" / "recipes" / "batch-systems.md"
 STEP = "batchmill.steps.audio:split"

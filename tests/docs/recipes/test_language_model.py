@@ -5,8 +5,8 @@ import shutil
 
 import pandas as pd
 import pytest
-from jobs import job_of, run_job
-from live import ROOT, serving
+from harness.jobs import job_of, run_job
+from harness.live import ROOT, serving
 
 import batchmill
 from batchmill.core.options.failure_policy import FailurePolicy

@@ -3,8 +3,8 @@
 import shutil
 
 import pytest
-from jobs import run_job
-from live import ROOT
+from harness.jobs import run_job
+from harness.live import ROOT
 from s3fs import S3FileSystem
 
 import batchmill

@@ -6,8 +6,8 @@ import shutil
 import pandas as pd
 import pytest
 import soundfile
-from jobs import run_job
-from live import ROOT
+from harness.jobs import run_job
+from harness.live import ROOT
 
 pytestmark = pytest.mark.slow
 

@@ -1,12 +1,11 @@
 """Files that arrive are announced at the right time. The tests simulate the clock."""
 
-from pathlib import Path
-
 import pytest
+from harness.jobs import run_job
+from harness.live import STEP_MODULES
+from harness.object_store import upload
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import run_job
-from object_store import upload
 
 from batchmill.core.ledger.open import open_ledger
 from batchmill.errors import ManifestError
@@ -232,7 +231,7 @@ def test_a_listing_of_a_bucket_may_be_empty(bucket, words):
 
 
 def test_files_that_a_dataset_records_are_not_new(words, tmp_path, monkeypatch):
-    monkeypatch.chdir(Path(__file__).parents[2] / "support")
+    monkeypatch.chdir(STEP_MODULES)
     run_job(words / "manifest.csv", "steps_under_test:fails_on_b", tmp_path / "out")
     known = recorded_versions(open_ledger(str(tmp_path / "out")))
     # The manifest itself is not an input of that run. Failed inputs are recorded as well.

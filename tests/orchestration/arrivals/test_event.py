@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from live import free_ports
+from harness.live import free_ports
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchmill import BatchmillError, OptionError

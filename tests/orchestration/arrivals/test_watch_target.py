@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 from batchmill.blocks import DatasetStore, SavedJob
-from live import ask
+from harness.live import ask
 
 from batchmill import BatchmillError
 from batchmill.cli.main import main

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from object_store import upload
+from harness.object_store import upload
 
 from batchmill import ManifestError
 from batchmill.orchestration.arrivals.watch_target import WatchTarget

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from batchmill.blocks.ray_cluster import RayCluster
-from live import free_ports
+from harness.live import free_ports
 
 from batchmill import OptionError, ServiceError
 from batchmill.orchestration.cluster import connection

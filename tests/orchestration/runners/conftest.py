@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from uuid import UUID, uuid4
 
 import pytest
-from jobs import job_of
+from harness.jobs import job_of
 from prefect.logging import disable_run_logger
 from prefect.states import Running
 

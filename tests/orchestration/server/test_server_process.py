@@ -8,8 +8,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from contention import at_once
-from live import clean_environment, make_home
+from harness.contention import at_once
+from harness.live import clean_environment, make_home
 
 from batchmill.orchestration.server.embedded_server import embedded_server, preparing_server
 from batchmill.orchestration.server.server_process import (

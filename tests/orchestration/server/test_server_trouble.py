@@ -1,7 +1,7 @@
 """Messages about a Prefect server that cannot be used."""
 
 import pytest
-from live import free_ports
+from harness.live import free_ports
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchmill.errors import ServiceError

@@ -10,7 +10,8 @@ import batch_steps
 import pandas as pd
 import pytest
 import torch
-from jobs import run_job
+from harness.jobs import run_job
+from harness.live import STEP_MODULES
 
 import batchmill
 from batchmill.core.options.failure_policy import FailurePolicy
@@ -28,8 +29,6 @@ from batchmill.runs.workers.loaded_batches import (
     is_out_of_memory,
 )
 from batchmill.runs.workers.worker_channel import WorkerChannel
-
-SUPPORT = Path(__file__).parents[2] / "support"
 
 
 @pytest.fixture
@@ -323,7 +322,7 @@ def test_the_files_of_a_batch_are_uploaded_together(words, tmp_path, monkeypatch
     monkeypatch.setattr(f"{worker}.channel", WorkerChannel(), raising=False)
     paths = sorted(words("a", "b", "c", "d").iterdir())
     items = [Input(path.name, path.name, str(path), {}) for path in paths]
-    step = load_step("batch_steps:Files", search=str(SUPPORT))
+    step = load_step("batch_steps:Files", search=str(STEP_MODULES))
     data = step.target([str(path) for path in paths])
     with open_staging(ObjectStore("memory://dataset"), "one") as staging:
         runner = BatchRunner(step=step, torch_dataset=data, inputs=items, staging=staging)

@@ -6,11 +6,11 @@ import resource
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from counting import assert_within, bytes_of, calls_of, for_each_input
-from jobs import run_job
+from harness.jobs import run_job
+from harness.live import STEP_MODULES
 
 from batchmill.core.options.job_options import ExecutionOptions, JobSettings
 from batchmill.core.planning.batching import Cores
@@ -35,7 +35,6 @@ def arrays(source):
         del held
     return {"pages": resource.getrusage(resource.RUSAGE_SELF).ru_minflt}
 """
-SUPPORT = Path(__file__).parents[2] / "support"
 FEW = 80
 # The number of batches is fixed, so that the cost of a batch is not part of the slope.
 BATCHES = 10
@@ -135,7 +134,7 @@ PAGES = 4 * 3 * 2**20 // resource.getpagesize()  # The pages that `arrays` uses 
 # would use.
 IN_A_NEW_PROCESS = """
 import json, sys
-from jobs import run_job
+from harness.jobs import run_job
 from batchmill.core.options.failure_policy import FailurePolicy
 
 policy = FailurePolicy(memory_limit=json.loads(sys.argv[2]))
@@ -151,7 +150,7 @@ def pages_of_an_input(tmp_path, memory_bytes=None, **environment):
     manifest = folder_with(tmp_path, 6) / "manifest.csv"
     done = subprocess.run(
         [sys.executable, "-c", IN_A_NEW_PROCESS, str(manifest), json.dumps(memory_bytes)],
-        env=os.environ | {"PYTHONPATH": f"{SUPPORT}:{tmp_path}"} | environment,
+        env=os.environ | {"PYTHONPATH": f"{STEP_MODULES}:{tmp_path}"} | environment,
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -7,8 +7,9 @@ from typing import BinaryIO
 
 import fsspec
 import pytest
-from jobs import job_of, run_job
-from s3_proxy import Reply
+from harness.jobs import job_of, run_job
+from harness.live import STEP_MODULES
+from harness.s3_proxy import Reply
 
 from batchmill import OptionError, StoreError, try_one
 from batchmill.core.ledger.ledger import Ledger
@@ -18,14 +19,13 @@ from batchmill.core.storage import open_store, remote
 from batchmill.core.storage.ranges import HEAD_BYTES
 from batchmill.datasets.maintenance.versions import compare_versions
 
-SUPPORT = Path(__file__).parents[2] / "support"
 BYTES = 4 * 2**20
 NEVER_AGAIN = FailurePolicy(retries=0)
 
 
 @pytest.fixture(autouse=True)
 def in_support(monkeypatch):
-    monkeypatch.chdir(SUPPORT)
+    monkeypatch.chdir(STEP_MODULES)
 
 
 @pytest.fixture

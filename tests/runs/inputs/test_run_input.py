@@ -4,9 +4,9 @@ import errno
 import os
 import re
 import stat
-from pathlib import Path
 
 import pytest
+from harness.live import STEP_MODULES
 
 from batchmill.core.storage import LocalStore
 from batchmill.core.user_step.load import Step, load_step
@@ -14,7 +14,7 @@ from batchmill.runs.inputs.call_step import make_dataset
 from batchmill.runs.inputs.run_input import execute
 from batchmill.runs.inputs.staging import Input, open_staging
 
-HERE = str(Path(__file__).parents[2] / "support")
+HERE = str(STEP_MODULES)
 
 
 @pytest.fixture

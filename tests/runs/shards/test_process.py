@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from live import wait_for
+from harness.live import wait_for
 
 from batchmill import StepError
 from batchmill.core.ledger.ledger import Ledger

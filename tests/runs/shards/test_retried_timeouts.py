@@ -1,7 +1,7 @@
 """With `--retry-timeouts`, an input that exceeded its time limit is executed again."""
 
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
 
 from batchmill.core.options.failure_policy import FailurePolicy
 

@@ -4,16 +4,15 @@ import os
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
-import gated
 import numpy as np
 import pandas as pd
 import pytest
-from comparison import AFTER_A_RUN
-from jobs import job_of, run_job
-from live import wait_for
+from harness import gated
+from harness.comparison import AFTER_A_RUN
+from harness.jobs import job_of, run_job
+from harness.live import ROOT, STEP_MODULES, wait_for
 
 from batchmill import LedgerError, StepError
 from batchmill.core.ledger import committer
@@ -40,12 +39,10 @@ from batchmill.runs.shards.shard import ask_to_split, split, unfinished
 from batchmill.runs.workers import watchdog
 from batchmill.runs.workers.isolated_executor import IsolatedExecutor
 
-HERE = Path(__file__).parents[2] / "support"
-
 
 @pytest.fixture(autouse=True)
 def _steps_in_the_working_directory(monkeypatch):
-    monkeypatch.chdir(HERE)
+    monkeypatch.chdir(STEP_MODULES)
 
 
 PARTS = {
@@ -61,7 +58,7 @@ PARTS = {
 def test_the_tutorials_class_gives_the_same_rows_for_every_batch_size(
     words, tmp_path, monkeypatch, batch_size, num_workers
 ):
-    monkeypatch.chdir(HERE.parent.parent / "examples" / "words")
+    monkeypatch.chdir(ROOT / "examples" / "words")
     summary = run_job(
         words / "manifest.csv",
         "splitter:WordSplitter",

@@ -1,7 +1,7 @@
 """A run whose first inputs all fail with one cause is stopped, and the others stay pending."""
 
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
 
 from batchmill.core.failure_causes import SameCause
 from batchmill.core.ledger.open import open_ledger

@@ -4,8 +4,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
-from crashing import in_child
-from jobs import job_of
+from harness.crashing import in_child
+from harness.jobs import job_of
 
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.planning.batching import Cores

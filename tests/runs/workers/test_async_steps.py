@@ -3,11 +3,11 @@
 import itertools
 import os
 from collections import Counter
-from pathlib import Path
 
 import pandas as pd
 import pytest
-from jobs import job_of, run_job
+from harness.jobs import job_of, run_job
+from harness.live import STEP_MODULES
 
 import batchmill
 from batchmill import OptionError, StepError
@@ -22,14 +22,13 @@ from batchmill.runs.shards import execution
 from batchmill.runs.workers import isolated_executor
 from batchmill.runs.workers.control import Pace
 
-SUPPORT = Path(__file__).parents[2] / "support"
 STEPS = "async_steps"
 POLICY = FailurePolicy(retries=0, timeout=60)
 
 
 @pytest.fixture(autouse=True)
 def _steps_in_the_working_directory(monkeypatch):
-    monkeypatch.chdir(SUPPORT)
+    monkeypatch.chdir(STEP_MODULES)
 
 
 @pytest.fixture
@@ -228,7 +227,7 @@ def test_a_refused_input_is_executed_again_within_its_retries(run, log):
 def test_what_an_input_leaves_behind_does_not_reach_the_next(run, tmp_path):
     texts = {"0-moves": "move", "1-leaves": "leave"} | fine(10)
     assert kinds(run("faulty", texts, concurrency=1)) == {}
-    assert os.getcwd() == str(SUPPORT)
+    assert os.getcwd() == str(STEP_MODULES)
 
 
 def test_no_input_in_progress_is_recorded_after_too_many_failures(run, tmp_path):

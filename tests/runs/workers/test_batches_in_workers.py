@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 
 import torch
-from live import wait_for
+from harness.live import wait_for
 
 from batchmill.core.outcome import Outcome, UnstoredOutcome
 from batchmill.runs.workers import loaded_batches

@@ -5,8 +5,8 @@ import socket
 import textwrap
 
 import pytest
-from crashing import in_child
-from jobs import run_job
+from harness.crashing import in_child
+from harness.jobs import run_job
 
 from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.core.options.job_options import ConfinementOptions

@@ -9,7 +9,7 @@ from contextlib import suppress
 from multiprocessing.synchronize import SemLock
 
 import pytest
-from live import wait_for
+from harness.live import wait_for
 
 from batchmill.core.outcome import Outcome
 from batchmill.runs.workers.isolated_executor import IsolatedExecutor

@@ -6,20 +6,18 @@ The kinds of steps, the limits and the scripts of the inputs are random. See `ex
 import gc
 import os
 import threading
-from pathlib import Path
 
 import psutil
 import pytest
-from execution_model import FIRST_PAUSE, Job, now, run_with_splits
-from jobs import run_job
-from live import wait_for
+from harness.execution_model import FIRST_PAUSE, Job, now, run_with_splits
+from harness.jobs import run_job
+from harness.live import STEP_MODULES, wait_for
 
 from batchmill.core.ledger import committer
 from batchmill.runs import runner
 from batchmill.runs.shards import execution
 from batchmill.runs.workers import input_table
 
-SUPPORT = Path(__file__).parents[2] / "support"
 PARTS = 8
 # `make soak` plays more.
 PER_PART = 5 * int(os.environ.get("BATCHMILL_JOBS", "1"))
@@ -29,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch):
-    monkeypatch.chdir(SUPPORT)
+    monkeypatch.chdir(STEP_MODULES)
     monkeypatch.setattr(input_table, "_FIRST_PAUSE", FIRST_PAUSE)
     monkeypatch.setattr(execution, "_GRACE_SECONDS", 0.5)
     monkeypatch.setattr(committer, "COMMIT_SECONDS", 0.1)

@@ -10,15 +10,14 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import pytest
-from comparison import AFTER_A_RUN
+from harness.comparison import AFTER_A_RUN
+from harness.jobs import run_job
+from harness.live import STEP_MODULES, wait_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from jobs import run_job
-from live import wait_for
 from poison import FILE_POISONS, POISONS, kind_of
 from torch.utils.data import DataLoader
 
@@ -36,7 +35,6 @@ from batchmill.runs.workers.watchdog import Limits, Watchdog
 from batchmill.runs.workers.worker import this_worker
 from batchmill.runs.workers.worker_channel import WorkerChannel
 
-SUPPORT = Path(__file__).parents[2] / "support"
 # Long enough that healthy inputs do not time out on a busy machine.
 TIMEOUT = 5.0
 MEMORY_BYTES = 300 * 2**20
@@ -49,7 +47,7 @@ EXECUTIONS = {"ok": 1, "timeout": 1, "failed": 2, "crashed": 2, "oom": 2}
 @pytest.fixture(autouse=True)
 def _nothing_is_left(monkeypatch):
     """Check that a test leaves no process, thread, file descriptor or shared memory."""
-    monkeypatch.chdir(SUPPORT)
+    monkeypatch.chdir(STEP_MODULES)
     me = psutil.Process()
     gc.collect()  # Queues and processes in a cycle of references keep their descriptors until then.
     before = (set(me.children(recursive=True)), me.num_fds(), set(os.listdir("/dev/shm")))
@@ -125,7 +123,7 @@ def check(outcomes, executions):
         assert executions[name] == EXECUTIONS[kind], name
         assert outcome.attempts == executions[name]
         if kind_of(name) == "healthy":
-            assert outcome.rows == f'[{{"surroundings":["{SUPPORT}",null,true]}}]'
+            assert outcome.rows == f'[{{"surroundings":["{STEP_MODULES}",null,true]}}]'
 
 
 @pytest.mark.parametrize(

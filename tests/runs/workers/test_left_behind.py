@@ -6,12 +6,11 @@ import resource
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import psutil
 import pytest
-from jobs import run_job
-from live import wait_for
+from harness.jobs import run_job
+from harness.live import STEP_MODULES, wait_for
 
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.storage import LocalStore
@@ -124,11 +123,11 @@ def test_processes_of_steps_end_if_the_process_of_their_shard_is_killed(tmp_path
         f"    with open({str(tmp_path / 'pids')!r}, 'a') as file:\n"
         "        file.write(f'{pid}\\n')\n"
     )
-    script = "from jobs import run_job; run_job('in', 'leaving:step', 'out')"
+    script = "from harness.jobs import run_job; run_job('in', 'leaving:step', 'out')"
     shard = subprocess.Popen(
         [sys.executable, "-c", script],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "support")},
+        env=os.environ | {"PYTHONPATH": str(STEP_MODULES)},
     )
     pids = wait_for(lambda: started(tmp_path / "pids", 3), "the processes of the step", 60)
     shard.kill()

@@ -4,7 +4,7 @@ import os
 import textwrap
 
 import pytest
-from jobs import run_job
+from harness.jobs import run_job
 
 from batchmill.runs.workers.process_state import ProcessState
 

@@ -5,7 +5,7 @@ import queue
 import threading
 
 import pytest
-from live import wait_for
+from harness.live import wait_for
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from batchmill.runs.workers.loader_context import WorkerContext

@@ -8,7 +8,7 @@ from collections import Counter
 from functools import partial
 
 import pytest
-from live import wait_for
+from harness.live import wait_for
 
 from batchmill.core.outcome import Outcome, UnstoredOutcome
 from batchmill.runs.workers.isolated_executor import IsolatedExecutor

@@ -7,7 +7,7 @@ import sys
 
 import psutil
 import pytest
-from live import wait_for
+from harness.live import wait_for
 
 from batchmill.runs.workers import processes
 from batchmill.runs.workers.control import SharedFlag, Stop

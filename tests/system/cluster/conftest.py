@@ -3,9 +3,9 @@
 from functools import partial
 
 import pytest
-from gated import command, make_inputs
-from live import ask, clean_environment, prefect_server_in, shell_in
-from ray_cluster import network_namespace, ray_cluster
+from harness.gated import command, make_inputs
+from harness.live import ask, clean_environment, prefect_server_in, shell_in
+from harness.ray_cluster import network_namespace, ray_cluster
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -4,16 +4,14 @@ import os
 import re
 import shutil
 import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
-from comparison import contents, faults
-from gated import INPUTS, command, executions, places
-from live import flow_run_of, wait_for
-from ray_cluster import ray_cluster
+from harness.comparison import contents, faults
+from harness.gated import INPUTS, command, executions, places
+from harness.live import STEP_MODULES, flow_run_of, wait_for
+from harness.ray_cluster import ray_cluster
 
-SUPPORT = Path(__file__).parents[2] / "support"
 SAVE = """
 import sys
 from batchmill.blocks.ray_cluster import RayCluster
@@ -105,7 +103,7 @@ def test_a_cluster_that_requires_a_token(shell, undisturbed, work, address):
 def test_each_shard_of_a_model_has_a_gpu_if_the_cluster_has_some(shell, cluster, node, work):
     """Ray believes that the machine has two GPUs, and gives each shard one."""
     node(num_cpus=2, num_gpus=2)
-    shutil.copy(SUPPORT / "which_gpu.py", work)
+    shutil.copy(STEP_MODULES / "which_gpu.py", work)
     options = ["--batch-size", "1", "--num-workers", "1", "--ray", cluster.client_address]
     for name, used in {"auto": {"0", "1"}, "cpu": {"all"}}.items():
         step = ["--step", "which_gpu:Which", "--param", f"device={name}"]

@@ -4,7 +4,7 @@ import sys
 
 import pandas as pd
 import pytest
-from live import ROOT
+from harness.live import ROOT
 
 DEMO = ROOT / "examples" / "cluster"
 

@@ -3,10 +3,10 @@
 import subprocess
 
 import pytest
-from comparison import committed, contents, faults
-from gated import INPUTS, command, executions, places
-from live import flow_run_of, wait_for
-from ray_cluster import hiding
+from harness.comparison import committed, contents, faults
+from harness.gated import INPUTS, command, executions, places
+from harness.live import flow_run_of, wait_for
+from harness.ray_cluster import hiding
 
 
 @pytest.mark.long

@@ -6,10 +6,10 @@ from contextlib import suppress
 
 import psutil
 import pytest
-from comparison import committed, contents, faults
-from gated import INPUTS, command, executions, places
-from live import ask, flow_run_of, free_ports, prefect_server_in, wait_for
-from ray_cluster import ray_cluster
+from harness.comparison import committed, contents, faults
+from harness.gated import INPUTS, command, executions, places
+from harness.live import ask, flow_run_of, free_ports, prefect_server_in, wait_for
+from harness.ray_cluster import ray_cluster
 
 FINAL = {"COMPLETED", "CRASHED", "FAILED", "CANCELLED"}
 # The number of inputs that do not wait.

@@ -1,6 +1,6 @@
 """The machines of a cluster may have several versions of a library."""
 
-from libraries import Site
+from harness.libraries import Site
 
 STEP = """
 import os

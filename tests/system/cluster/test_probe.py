@@ -7,9 +7,9 @@ import zipfile
 
 import pandas as pd
 import pytest
-from comparison import contents
-from gated import INPUTS, command, executions
-from ray_cluster import hiding, read_only
+from harness.comparison import contents
+from harness.gated import INPUTS, command, executions
+from harness.ray_cluster import hiding, read_only
 
 
 @pytest.fixture

@@ -12,12 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cells import Notebook
+from harness.cells import Notebook
+from harness.live import STEP_MODULES
 
 from batchmill import StepError
 from batchmill.core.user_step.value.value_digests import value_code
-
-SUPPORT = Path(__file__).parents[3] / "support"
 
 
 def code_of(text, name="step", **options):
@@ -292,7 +291,7 @@ def test_modules_of_the_user_count_as_far_as_the_step_uses_them(tmp_path, monkey
 
 STORE = """
 import json
-from cells import Notebook
+from harness.cells import Notebook
 from batchmill.core.user_step.value.value_digests import value_code
 text = '''
 import re
@@ -314,7 +313,7 @@ def test_the_same_cells_have_the_same_digests_in_each_process():
         json.loads(
             subprocess.run(
                 [sys.executable, "-c", STORE],
-                env={"PYTHONPATH": str(SUPPORT), "PYTHONHASHSEED": seed},
+                env={"PYTHONPATH": str(STEP_MODULES), "PYTHONHASHSEED": seed},
                 capture_output=True,
                 check=True,
             ).stdout

@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import fsspec
-from live import free_ports, start_server
+
+from harness.live import free_ports, start_server
 
 ACCOUNT = "tester"
 KEY = b64encode(b"open-sesame-" * 5 + b"open").decode()

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from comparison import contents, faults
-from jobs import run_job
-from live import free_ports, start_server
 
 from batchmill import load_manifest, open_dataset
 from batchmill.core.storage import open_store, remote
+from harness.comparison import contents, faults
+from harness.jobs import run_job
+from harness.live import free_ports, start_server
 
 COPY = "steps_under_test:copy"
 SECRET = "open-sesame-0123456789"

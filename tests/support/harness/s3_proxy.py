@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from live import serving
+from harness.live import serving
 
 _HOP = {"connection", "transfer-encoding", "content-length", "keep-alive", "date", "server"}
 

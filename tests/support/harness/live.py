@@ -21,7 +21,9 @@ from random import SystemRandom
 
 import psutil
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
+# The steps of tests. A test that runs them by reference has this folder in its import path.
+STEP_MODULES = ROOT / "tests" / "support" / "step_modules"
 MARK = "BATCHMILL_TEST_MARK"
 # The variable with the folder that all processes of a test run share.
 RUN_FOLDER = "BATCHMILL_TEST_RUN_FOLDER"

@@ -17,7 +17,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
 import psutil
-from live import MARK, free_ports, processes_marked, wait_for
+
+from harness.live import MARK, free_ports, processes_marked, wait_for
 
 _START_SECONDS = 120
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET

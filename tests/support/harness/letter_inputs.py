@@ -5,7 +5,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from libraries import Site
+from harness.libraries import Site
 
 COMMON = """
 import asyncio

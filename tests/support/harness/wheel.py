@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from live import ROOT
+from harness.live import ROOT
 
 SOURCES = ("src", "flows", "tasks", "blocks", "pyproject.toml", "README.md", "LICENSE")
 

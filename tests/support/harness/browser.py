@@ -6,8 +6,9 @@ import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
-from live import ask, clean_environment
 from playwright.sync_api import sync_playwright
+
+from harness.live import ask, clean_environment
 
 PATIENCE_SECONDS = 240
 _SUBMITS = 10

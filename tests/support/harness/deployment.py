@@ -8,7 +8,8 @@ from functools import partial
 from tempfile import TemporaryDirectory
 
 import psutil
-from live import ROOT, wait_for
+
+from harness.live import ROOT, wait_for
 
 
 def documented_commands():

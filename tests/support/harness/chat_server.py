@@ -28,8 +28,6 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from live import ended
-
 _CHAT, _COUNTS = "/v1/chat/completions", "/counts"
 _FAULT = re.compile(r"\b(busy|broken|silent|cut|garbage)\b(?: (once|\d+)\b)?")
 _LATE = re.compile(r"\blate (\d+)\b")
@@ -103,6 +101,8 @@ def chat_server(**settings):
 
     `settings` are fields of Settings.
     """
+    from harness.live import ended  # As a script, this file is in no package.
+
     command = [sys.executable, __file__, "--until-stdin-closes"]
     command += [f"{_option(name)}={value}" for name, value in settings.items()]
     pipe = subprocess.PIPE

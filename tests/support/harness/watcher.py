@@ -4,7 +4,7 @@ import json
 import signal
 import sys
 
-from live import wait_for
+from harness.live import wait_for
 
 
 class Watcher:

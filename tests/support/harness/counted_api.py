@@ -10,7 +10,8 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
-from live import serving
+
+from harness.live import serving
 
 _CHUNK = 65_536
 # The start of the answer when SQLite is locked.

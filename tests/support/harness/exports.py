@@ -5,10 +5,9 @@ import os
 import sys
 from pathlib import Path
 
-from crashing import CrashPoints
-from published import publish_rows
-
 from batchmill.datasets.exporting.run_export import export_dataset
+from harness.crashing import CrashPoints
+from harness.published import publish_rows
 
 LABELS = ["dog", "cat", "eel"]
 # Opening a file is a step, too: a sample's file is opened while the shard before it is incomplete.

@@ -9,7 +9,7 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
-from live import free_ports, wait_for
+from harness.live import free_ports, wait_for
 
 SUPERUSER = "postgres"
 

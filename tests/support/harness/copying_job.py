@@ -4,11 +4,11 @@ import shutil
 from pathlib import Path
 
 import pandas as pd
-from jobs import job_of, run_job
 
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.planning.prepare import prepare
 from batchmill.core.storage import LocalStore
+from harness.jobs import job_of, run_job
 
 STEP = """
 from pathlib import Path
