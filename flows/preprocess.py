@@ -15,15 +15,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed
 from pydantic import BeforeValidator
 
-from batchmill.core.options.failure_policy import FailurePolicy
-from batchmill.core.options.job_options import (
-    ConfinementOptions,
-    ExecutionOptions,
-    InputOptions,
-    JobSettings,
-    PartitionOptions,
-    RunOptions,
-)
+from batchmill.core.options.job_options import JobSettings
 from batchmill.core.planning.job import make_job
 from batchmill.core.security.credentials import access_to
 from batchmill.errors import CancelledError
@@ -54,14 +46,10 @@ def preprocess(
     step: str,
     output: str,
     params: Annotated[dict[str, Any] | None, JSON_OBJECT] = _NO_PARAMS,
-    failures: FailurePolicy = FailurePolicy(),
-    inputs: InputOptions = InputOptions(),
-    execution: ExecutionOptions = ExecutionOptions(),
-    partitions: PartitionOptions = PartitionOptions(),
+    *,
     cluster: Annotated[RayCluster | None, BeforeValidator(as_cluster)] = None,
     store: Store = None,
-    run: RunOptions = RunOptions(),
-    confinement: ConfinementOptions = ConfinementOptions(),
+    **groups: Any,
 ) -> Any:
     """Run one step over every input that a manifest lists.
 
@@ -71,33 +59,21 @@ def preprocess(
         step: The function or Dataset class to run: package.module:attribute.
         output: The dataset: a folder or URL. A run over an existing dataset resumes it.
         params: The step's keyword arguments, for example {"num_chars": 3}.
-        failures: How failed inputs are handled.
-        inputs: Which files of the manifest are inputs.
-        execution: How inputs are divided into batches and processes.
-        partitions: How the rows of the tables are assigned to partitions.
         cluster: The Ray cluster that runs the shards. Default: the shards run on the machine of
             the flow run, without Ray.
         store: The store that contains the dataset, with its credentials. The output may then be a
             name in the store.
-        run: Options for this run only.
-        confinement: Which files the step may change, and whether it may open connections.
+        **groups: The groups of options, for example failures=FailurePolicy(retries=2).
     """
     dataset_store = as_store(store)
     check_blocks(dataset_store, cluster)
     output = place_of_dataset(dataset_store, output)
-    refuse_relative(manifest=manifest, output=output, root=inputs.root or None)
-    options = JobSettings(
-        inputs=inputs,
-        partitions=partitions,
-        confinement=confinement,
-        execution=execution,
-        failures=failures,
-        run=run,
-    )
+    options = JobSettings(**groups)
+    refuse_relative(manifest=manifest, output=output, root=options.inputs.root or None)
     job = make_job(manifest=manifest, step=step, output=output, params=params, options=options)
     access = dataset_store.access if dataset_store else []
     cancellation = Cancellation(UUID(flow_run.get_id()))
-    wait = WaitingRun(lambda: cancellation.reason) if run.wait else None
+    wait = WaitingRun(lambda: cancellation.reason) if options.run.wait else None
     observer = FlowObserver(cancellation, wait)
     with access_to(access), cancellation.listening(), finding_step(step):
         try:

@@ -9,9 +9,11 @@ import pytest
 
 import batchmill
 from batchmill.api.keywords import InferKeywords, JobKeywords
-from batchmill.core.options.job_options import JobSettings, ModelOptions
+from batchmill.core.options.job_options import ConfinementOptions, JobSettings, ModelOptions
 
 GROUPS = [type(group) for group in JobSettings().parameters().values()]
+# A model cannot be confined.
+GROUPS_OF_INFER = [ModelOptions, *(one for one in GROUPS if one is not ConfinementOptions)]
 
 
 def fields_of(*groups):
@@ -19,7 +21,7 @@ def fields_of(*groups):
 
 
 @pytest.mark.parametrize(
-    ("keywords", "groups"), [(JobKeywords, GROUPS), (InferKeywords, [ModelOptions, *GROUPS])]
+    ("keywords", "groups"), [(JobKeywords, GROUPS), (InferKeywords, GROUPS_OF_INFER)]
 )
 def test_the_keywords_for_type_checkers_match_the_models(keywords, groups):
     assert get_type_hints(keywords).keys() == fields_of(*groups).keys()
@@ -27,7 +29,7 @@ def test_the_keywords_for_type_checkers_match_the_models(keywords, groups):
 
 @pytest.mark.parametrize("call", [batchmill.run, batchmill.infer, batchmill.plan])
 def test_help_shows_each_option_with_its_default_and_its_description(call):
-    fields = fields_of(*([ModelOptions] if call is batchmill.infer else []), *GROUPS)
+    fields = fields_of(*(GROUPS_OF_INFER if call is batchmill.infer else GROUPS))
     parameters = inspect.signature(call).parameters
     text = " ".join(call.__doc__.split())
     for name, field in fields.items():

@@ -13,15 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_type_hints
 
-from batchmill.core.options.base import Options
-from batchmill.core.options.job_options import JobSettings
+from batchmill.core.options.job_options import JobSettings, ModelOptions
 from batchmill.errors import BatchmillError, OptionError
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
-class JobKeywords(TypedDict, total=False):
-    """Options of `run` and `plan`."""
+class _CommonKeywords(TypedDict, total=False):
+    """Options of `run`, `plan` and `infer`."""
 
     input_column: str
     input_kind: Literal["file", "folder"]
@@ -40,9 +39,6 @@ class JobKeywords(TypedDict, total=False):
     rate: str
     pack: str
     log_steps: Literal["off", "debug", "info", "warning", "error"]
-    confine: bool
-    allow_write: Sequence[str] | str | os.PathLike[str]
-    allow_network: bool
     retries: int
     retry_timeouts: bool
     timeout: float | None
@@ -64,8 +60,16 @@ class JobKeywords(TypedDict, total=False):
     wait: bool
 
 
-class InferKeywords(JobKeywords, total=False):
-    """Options of `infer`."""
+class JobKeywords(_CommonKeywords, total=False):
+    """Options of `run` and `plan`."""
+
+    confine: bool
+    allow_write: Sequence[str] | str | os.PathLike[str]
+    allow_network: bool
+
+
+class InferKeywords(_CommonKeywords, total=False):
+    """Options of `infer`. A model cannot be confined."""
 
     weights: str | os.PathLike[str]
     load: str
@@ -75,17 +79,16 @@ class InferKeywords(JobKeywords, total=False):
     predictions: Literal["rows", "files"]
 
 
-def with_options(*more: type[Options]) -> Callable[[_Call], _Call]:
-    """Return a decorator that adds the options of the models to a signature and a docstring."""
-    groups = [type(group) for group in JobSettings().parameters().values()]
+def with_options(keywords: type) -> Callable[[_Call], _Call]:
+    """Return a decorator that adds the options in `keywords` to a signature and a docstring."""
+    types = get_type_hints(keywords)
+    groups = [ModelOptions(), *JobSettings().parameters().values()]
+    options = {name: field for one in groups for name, field in type(one).model_fields.items()}
+    fields = {name: field for name, field in options.items() if name in types}
 
     def describe(call: _Call) -> _Call:
-        fields = {
-            name: field for group in (*more, *groups) for name, field in group.model_fields.items()
-        }
         signature = inspect.signature(call)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        types = get_type_hints(InferKeywords)
         kind = inspect.Parameter.KEYWORD_ONLY
         flat = [
             inspect.Parameter(name, kind, default=field.default, annotation=types[name])

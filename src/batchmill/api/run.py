@@ -31,7 +31,7 @@ Step = Any
 Place = str | os.PathLike[str]
 
 
-@with_options()
+@with_options(JobKeywords)
 @python_call
 def run(
     manifest: ManifestLike,
@@ -83,7 +83,7 @@ def run(
     return _run(request)
 
 
-@with_options(ModelOptions)
+@with_options(InferKeywords)
 @python_call
 def infer(
     manifest: ManifestLike,
@@ -137,7 +137,7 @@ def infer(
     return _run(request)
 
 
-@with_options()
+@with_options(JobKeywords)
 @python_call
 def plan(
     manifest: ManifestLike,

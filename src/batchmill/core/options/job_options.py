@@ -234,12 +234,12 @@ def names_in(classes: str) -> list[str]:
 class JobSettings:
     """The options of a job. Each field is one group, and one parameter of the flow."""
 
-    inputs: InputOptions = InputOptions()
-    partitions: PartitionOptions = PartitionOptions()
-    execution: ExecutionOptions = ExecutionOptions()
-    confinement: ConfinementOptions = ConfinementOptions()
     failures: FailurePolicy = FailurePolicy()
+    inputs: InputOptions = InputOptions()
+    execution: ExecutionOptions = ExecutionOptions()
+    partitions: PartitionOptions = PartitionOptions()
     run: RunOptions = RunOptions()
+    confinement: ConfinementOptions = ConfinementOptions()
 
     @classmethod
     def from_flat(cls, options: Mapping[str, Any]) -> Self:
