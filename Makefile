@@ -23,7 +23,7 @@ QUIET = $(if $(wildcard $(subst $(FILES),*,$@)),--quiet)
 LATER = $(if $(QUIET),,--no-compile)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster test test-fast test-lowest coverage azurite test-system test-long test-all system-packages \
+.PHONY: help setup demo demo-cluster test test-more test-fast test-lowest coverage azurite test-system test-long test-all system-packages \
 	mutants soak release-check check lint format types types-source types-tests bench bench-page bench-full docs pictures clean
 
 help: ## List the targets
@@ -75,11 +75,15 @@ demo-cluster: $(READY) ## Run the demo on a Ray cluster with two nodes on this m
 		rows = pd.read_parquet('$(DEMO)-cluster/metadata.parquet'); \
 		print(rows.groupby(['node', 'source']).size().rename('clips').to_string())"
 
-test: setup ## Run all tests except the system tests; needs only Python and pip
-	$(BIN)/python -m pytest -m 'not system' -n $(WORKERS) --dist worksteal
+FAST := not end_to_end and not slow and not system
+test: setup ## Run the fast tests, and a journey with real processes through each surface; needs only Python and pip
+	$(BIN)/python -m pytest -m 'journey or ($(FAST))' -n $(WORKERS) --dist worksteal
+
+test-more: setup ## Run the other tests that need only Python and pip: real servers, commands, kills, a bucket
+	$(BIN)/python -m pytest -m 'not journey and not system and (end_to_end or slow)' -n $(WORKERS) --dist worksteal
 
 test-fast: setup ## Run the fast tests, which start no server and no command
-	$(BIN)/python -m pytest -m 'not end_to_end and not slow and not system' -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -m '$(FAST)' -n $(WORKERS) --dist worksteal
 
 # Azurite is an npm package. Node.js is installed with it, from PyPI.
 AZURITE := azurite@3.37.0
@@ -130,13 +134,13 @@ test-lowest: ## Run the fast tests with the lowest versions that pyproject.toml 
 	$(LOWEST)/bin/python -m pip install --quiet --constraint $(LOWEST)/versions.txt \
 		'pytest<9.2' pytest-xdist pytest-randomly pytest-timeout hypothesis 'moto[server]' psutil \
 		ipykernel nbclient webdataset pandera opentelemetry-sdk
-	$(LOWEST)/bin/python -m pytest -m 'not end_to_end and not slow and not system' \
+	$(LOWEST)/bin/python -m pytest -m '$(FAST)' \
 		--ignore tests/docs --ignore tests/benchmarks --ignore tests/system \
 		--ignore tests/support -n $(WORKERS) --dist worksteal
 
 coverage: setup ## Run the fast tests, and list the lines that they do not execute
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt pytest-cov
-	$(BIN)/python -m pytest -m 'not end_to_end and not slow and not system' -n $(WORKERS) \
+	$(BIN)/python -m pytest -m '$(FAST)' -n $(WORKERS) \
 		--dist worksteal --cov=batchmill --cov-report=term-missing:skip-covered
 
 test-all: azurite ## Run all tests in their long versions, for hours; needs the packages of test-system

@@ -3,6 +3,7 @@
 import json
 
 import fsspec
+import pytest
 from harness.comparison import contents, faults
 from harness.jobs import run_job
 from harness.live import flow_run_of
@@ -11,6 +12,7 @@ from harness.object_store import SECRET, upload
 SPLIT = "batchmill.steps.audio:split"
 
 
+@pytest.mark.journey
 def test_recordings_in_a_bucket_become_clips_in_a_bucket(shell, api, s3, bucket, recordings, work):
     (recordings / "broken.wav").write_bytes(b"RIFF and nothing more")
     for path in sorted(recordings.iterdir())[3:]:

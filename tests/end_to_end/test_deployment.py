@@ -41,7 +41,7 @@ def job(words, work):
     return {"manifest": str(words / "manifest.csv"), "step": split, "output": str(work / "out")}
 
 
-@pytest.mark.long
+@pytest.mark.journey
 def test_a_deployment_runs_the_flow_of_the_command(deployed, shell, api, job, work):
     schema = api("/deployments/name/preprocess/run-step")["parameter_openapi_schema"]
     assert {"manifest", "step", "output"} == set(schema["required"])

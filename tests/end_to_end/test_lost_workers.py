@@ -117,6 +117,7 @@ def test_a_lost_shards_inputs_are_finished_in_the_same_run(
     assert any(", attempt " in name for name in names), names
 
 
+@pytest.mark.journey
 def test_an_input_that_kills_the_process_of_its_shard_is_identified(
     shell, api, inputs, work, runner
 ):
@@ -172,6 +173,7 @@ def cancel_in_prefect(_, api, work):
     api(f"/flow_runs/{flow_run['id']}/set_state", state)
 
 
+@pytest.mark.journey
 def test_a_killed_or_cancelled_run_can_be_completed(shell, api, inputs, work, runner, sample):
     names = inputs(100)
     log = work / "log"

@@ -21,6 +21,7 @@ def events_of(api, run, name):
     return wait_for(lambda: api("/events/filter", of_run)["events"], name)
 
 
+@pytest.mark.journey
 def test_recordings_become_clips_and_the_server_shows_the_run(shell, api, recordings, work):
     (recordings / "broken.wav").write_bytes(b"RIFF and nothing more")
     done = shell.batchmill(
@@ -141,6 +142,7 @@ def test_the_tables_do_not_depend_on_batch_size_and_workers(shell, recordings, w
     }
 
 
+@pytest.mark.journey
 def test_run_in_python_takes_a_data_frame_and_a_function_and_raises_an_error_at_the_end(
     shell, words, work
 ):

@@ -68,6 +68,7 @@ def is_line(output):
     return output.kind == "display_data"
 
 
+@pytest.mark.journey
 def test_a_cells_function_is_a_step_and_the_same_cells_execute_nothing_again(two_kernels):
     one, other = two_kernels
     shown = printed(outputs_of(one, *CELLS))
