@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.ledger.state import State
-from batchmill.core.options.job_options import RunOptions
+from batchmill.core.options.job_options import PartitionOptions, RunOptions
 from batchmill.core.outcome import one_line
 from batchmill.core.planning.batching import Cores, own_cores
 from batchmill.core.planning.decisions import Criteria
@@ -60,10 +60,10 @@ def discarded_job(prepared: Prepared, rows: pa.Array | pa.ChunkedArray, folder: 
     job = replace(
         prepared.job,
         output=output,
-        partitioning=None,
         options=replace(
             options,
             execution=options.execution.model_copy(update={"log_steps": "off"}),
+            partitions=PartitionOptions(),
             run=RunOptions(),
         ),
     )

@@ -106,7 +106,7 @@ def test_the_error_names_a_foreign_part(ledger, tmp_path):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ('{"ledger": 99}', "has version 99, but this batchmill reads version 6"),
+        ('{"ledger": 99}', "has version 99, but this batchmill reads version 7"),
         ("x", "is not a ledger"),
     ],
 )

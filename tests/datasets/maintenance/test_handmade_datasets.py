@@ -1,6 +1,5 @@
 """Maintenance keeps, removes and reports the right files of datasets that no run has written."""
 
-from dataclasses import asdict
 from functools import partial
 from itertools import count
 from typing import Any
@@ -18,7 +17,7 @@ from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.ledger.parts import PART_SCHEMA, Origin
 from batchmill.core.ledger.snapshots import Snapshot
 from batchmill.core.ledger.state import WITHDRAWN
-from batchmill.core.options.failure_policy import FailurePolicy
+from batchmill.core.options.job_options import JobSettings, PartitionOptions
 from batchmill.core.outcome import Outcome, WrittenFile
 from batchmill.core.partitions.partitioning import Partitioning, by_hash
 from batchmill.core.partitions.record import SCHEMA, Assignment, write_assignment
@@ -140,8 +139,8 @@ def settings(run, partitioning):
     """Return the settings of a run, as its plan and its snapshot have them."""
     more: dict[str, Any] = dict.fromkeys(("step", "search", "root", "identity"), "")
     more |= {"counts": {}, "resolved": {}, "params": {}, "batch_size": 1, "num_workers": 1}
-    spec = RunSpec(run=run, policy=FailurePolicy(), partitioning=partitioning, **more)
-    return asdict(spec) | {"policy": spec.policy.model_dump()}
+    shares = PartitionOptions(partition=partitioning.shares) if partitioning else PartitionOptions()
+    return RunSpec(run=run, options=JobSettings(partitions=shares), **more).as_json()
 
 
 @pytest.fixture

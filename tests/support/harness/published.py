@@ -1,6 +1,6 @@
 """Make datasets without a run: a ledger, a table, and the output files."""
 
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.ledger.snapshots import Snapshot
 from batchmill.core.ledger.state import State
-from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.core.planning.run_spec import RunSpec
 from batchmill.core.storage import LocalStore
 from batchmill.core.storage.fingerprints import hash_bytes
@@ -25,7 +24,6 @@ SPEC = RunSpec(
     identity="step",
     batch_size=1,
     num_workers=1,
-    policy=FailurePolicy(),
 )
 
 
@@ -52,14 +50,14 @@ def publish_table(folder, table, run=1, **settings):
     pq.write_table(table, path)
     ledger.store.copy("metadata.parquet", ledger.snapshots.table_name(run))
     found = {"content": hash_bytes(path.read_bytes()), "rows": len(table)}
-    spec = RunSpec(**asdict(SPEC) | {"run": run, "policy": FailurePolicy(), **settings})
+    spec = replace(SPEC, run=run, **settings)
     snapshot = Snapshot(
         number=run,
         created=1.0,
         state=ledger.write_state(run, State(ledger.store)).file,
         shown=run,
         step="step",
-        settings=asdict(spec) | {"policy": spec.policy.model_dump()},
+        settings=spec.as_json(),
         made_of="",
         tables={"metadata.parquet": found, "failures.csv": {"rows": 0}},
     )

@@ -2,7 +2,7 @@
 
     ```
     DATASET/.batchmill/
-      format.json                  {"ledger": 6}
+      format.json                  {"ledger": 7}
       parts/RUN-ATTEMPT-N.parquet  outcomes; never changed after they are written
       parts/merged-RUN-N.parquet   the records of many small parts
       snapshots/RUN.json           the state that a run has left, and what made it; a version

@@ -22,7 +22,7 @@ from batchmill.core.storage import Store, in_threads
 from batchmill.core.storage.large_tables import SLICE_ROWS, Column, collected, take
 from batchmill.errors import LedgerError
 
-VERSION = 6
+VERSION = 7
 # About this number of records is in memory while parts are read.
 _ROWS_AT_A_TIME = 4 * SLICE_ROWS
 # Matches a path with a NUL, or with a part that is empty, "." or "..".

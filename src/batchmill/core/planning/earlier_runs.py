@@ -134,8 +134,8 @@ def _policies_of(ledger: Ledger, runs: list[int]) -> Mapping[int, FailurePolicy]
     for run in runs:
         # The plan may have been removed. `verify` reports a damaged plan. It stops no run.
         with suppress(LedgerError):
-            policy = PlanFile(ledger, run).settings()["policy"]
+            options = PlanFile(ledger, run).settings()["options"]
             policies[run] = FailurePolicy(
-                timeout=policy["timeout"], memory_limit=policy["memory_limit"]
+                timeout=options["timeout"], memory_limit=options["memory_limit"]
             )
     return policies

@@ -4,6 +4,7 @@ import glob
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
@@ -45,8 +46,6 @@ class Job:
         params: The step's parameters.
         search: A folder that is appended to the import path.
         options: All options. Their root is absolute.
-        partitioning: How to divide the inputs. The published tables then have a column with each
-            input's partition. Steps do not receive it.
         confinement: The rights of the step. None if the step is not confined.
     """
 
@@ -58,13 +57,20 @@ class Job:
     # Jobs are compared by the plain values that a flow receives.
     value: Any = field(default=None, compare=False, repr=False)
     options: JobSettings = JobSettings()
-    partitioning: Partitioning | None = None
     confinement: Confinement | None = None
 
     def with_failures(self, **changes: Any) -> "Job":
         """Return the job with another failure policy."""
         policy = self.options.failures.model_copy(update=changes)
         return replace(self, options=replace(self.options, failures=policy))
+
+    @cached_property
+    def partitioning(self) -> Partitioning | None:
+        """How to divide the inputs; None without partitions.
+
+        The published tables have a column with each input's partition. Steps do not receive it.
+        """
+        return make_partitioning(self.options.partitions)
 
     @property
     def is_over_folders(self) -> bool:
@@ -99,6 +105,7 @@ def make_job(
             "of this run, so pruning would remove their outputs and rows. Drop one of the options."
         )
     root = absolute(inputs.root) if inputs.root else ""
+    make_partitioning(options.partitions)  # Raises OptionError.
     return Job(
         manifest=_absolute_manifest(manifest),
         step=name_of(step),
@@ -107,7 +114,6 @@ def make_job(
         params=plain_params(params or {}),
         search=os.getcwd(),
         options=replace(options, inputs=inputs.model_copy(update={"root": root})),
-        partitioning=make_partitioning(options.partitions),
         confinement=make_confinement(options.confinement),
     )
 

@@ -55,7 +55,7 @@ def recorded_job(
             f"{dataset}: its step {spec.step} is in no module that this process can import, such "
             "as a function of a notebook. Give the step: --step MODULE:FUNCTION."
         )
-    options = JobSettings.from_flat(spec.job_options)
+    options = spec.options
     if root:
         inputs = options.inputs.model_copy(update={"root": root})
         options = replace(options, inputs=inputs)

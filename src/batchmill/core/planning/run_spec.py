@@ -19,8 +19,9 @@ from batchmill.core.ledger.recorded_outputs import addresses_of
 from batchmill.core.manifest import Manifest
 from batchmill.core.manifest.companions import companion_rows
 from batchmill.core.options.failure_policy import FailurePolicy
+from batchmill.core.options.job_options import JobSettings
 from batchmill.core.outcome import Outcome
-from batchmill.core.partitions.partitioning import Partitioning, count_partitions
+from batchmill.core.partitions.partitioning import count_partitions
 from batchmill.core.planning.batching import Layout
 from batchmill.core.planning.job import Confinement
 from batchmill.core.planning.plan_file import ROWS_PER_STREAM, PlanFile
@@ -55,24 +56,20 @@ class RunSpec:
         identity: The step's identity.
         batch_size: Inputs per batch.
         num_workers: Workers per shard.
-        policy: The failure policy.
         token: The token of the run's lease.
-        partitioning: How the inputs are divided. None without partitions.
         partitions: The number of inputs by partition. Empty without partitions.
         confinement: The rights of the step. None if the step is not confined.
         source_dataset: The dataset that is the manifest. Empty for other manifests.
         source_version: The number of its version. 0 without one.
         names_version: True if the manifest names the version, as DATASET@VERSION.
-        pack_bytes: The size after which a new pack begins. 0: each output is a file.
         can_import: False if other processes cannot import the step.
         can_try: False if `batchmill try` cannot run the step: other processes cannot import it, or
             it has one item per row of the manifest.
         manifest: The path, glob or URL of the manifest.
-        job_options: All options of the job by name, without those of a single run.
+        options: The options of the job. Those of a single run are not recorded.
         unsampled: The number of inputs to execute that are outside the sample of the run.
         takes_rows: True if the step receives the manifest's other columns.
         file_columns: The names of the manifest's columns with companions of the inputs.
-        folders: True if the inputs are folders.
         schema: The Arrow schema of the manifest's other columns, in base64.
         declared: The Arrow type of each column that has one, because the step declares it.
         concurrency: Inputs at a time in each worker.
@@ -90,28 +87,39 @@ class RunSpec:
     identity: str
     batch_size: int
     num_workers: int
-    policy: FailurePolicy
     token: str = ""
-    partitioning: Partitioning | None = None
     partitions: Mapping[str, int] = field(default_factory=dict)
     confinement: Confinement | None = None
     source_dataset: str = ""
     source_version: int = 0
     names_version: bool = False
-    pack_bytes: int = 0
     can_import: bool = True
     can_try: bool = True
     manifest: str = ""
-    job_options: Mapping[str, Any] = field(default_factory=dict)
+    options: JobSettings = JobSettings()
     takes_rows: bool = False
     unsampled: int = 0
     file_columns: Sequence[str] = ()
-    folders: bool = False
     schema: str = ""
     declared: Mapping[str, str] = field(default_factory=dict)
     concurrency: int = 1
     pace_seconds: float = 0.0
     running: int = 1
+
+    @property
+    def policy(self) -> FailurePolicy:
+        """The failure policy."""
+        return self.options.failures
+
+    @property
+    def folders(self) -> bool:
+        """True if the inputs are folders."""
+        return self.options.inputs.input_kind == "folder"
+
+    @property
+    def has_partitions(self) -> bool:
+        """True if the tables have a column with the partition of each input."""
+        return bool(self.options.partitions.partition)
 
     @property
     def inputs(self) -> int:
@@ -127,6 +135,10 @@ class RunSpec:
     def failures_allowed(self) -> int:
         """The number of inputs that may fail."""
         return self.policy.failures_allowed(self.inputs)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the settings as JSON values, for `spec_of`."""
+        return asdict(self) | {"options": self.options.recorded()}
 
 
 def write_run_plan(prepared: Prepared, run: int, layout: Layout, token: str = "") -> None:
@@ -144,30 +156,25 @@ def write_run_plan(prepared: Prepared, run: int, layout: Layout, token: str = ""
         identity=prepared.step.identity,
         batch_size=layout.batch_size,
         num_workers=layout.num_workers,
-        policy=job.options.failures,
         token=token,
-        partitioning=job.partitioning,
         partitions=partitions_of(prepared),
         confinement=job.confinement,
         source_dataset=manifest.dataset,
         source_version=manifest.version,
         names_version=bool(manifest.dataset) and "@" in job.manifest.removeprefix(manifest.dataset),
-        pack_bytes=job.options.execution.pack_bytes,
         can_import=job.value is None,
         can_try=job.value is None and prepared.step.kind != "items",
         manifest=job.manifest,
-        job_options=job.options.recorded(),
+        options=job.options,
         takes_rows=prepared.step.takes_rows,
         unsampled=0 if plan.left is None else len(plan.left),
         file_columns=list(manifest.companions),
-        folders=job.is_over_folders,
         schema=b64encode(types.serialize()).decode(),
         declared=prepared.step.declared.columns if prepared.step.declared else {},
         concurrency=layout.concurrency,
         pace_seconds=layout.pace_seconds,
         running=layout.running,
     )
-    settings = asdict(spec) | {"policy": spec.policy.model_dump()}
     order = pa.array(layout.order)
 
     def streams() -> Iterator[pa.Table]:
@@ -177,7 +184,7 @@ def write_run_plan(prepared: Prepared, run: int, layout: Layout, token: str = ""
             for first in range(0, len(planned) or 1, ROWS_PER_STREAM):
                 yield planned.slice(first, ROWS_PER_STREAM)
 
-    PlanFile(ledger, run).write(settings, streams)
+    PlanFile(ledger, run).write(spec.as_json(), streams)
 
 
 def _planned_rows(pending: pa.Table, manifest: Manifest) -> pa.Table:
@@ -211,12 +218,11 @@ def read_spec(ledger: Ledger, run: int) -> RunSpec:
 
 def spec_of(values: Mapping[str, Any]) -> RunSpec:
     """Return the settings of a run, as its plan and its snapshot have them."""
-    how, confinement = values.get("partitioning"), values.get("confinement")
+    confinement = values["confinement"]
     return RunSpec(
         **dict(values)
         | {
-            "policy": FailurePolicy(**values["policy"]),
-            "partitioning": how and Partitioning(**how),
+            "options": JobSettings.from_flat(values["options"]),
             "confinement": confinement and Confinement(**confinement),
         }
     )

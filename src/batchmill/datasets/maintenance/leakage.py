@@ -73,7 +73,7 @@ def _last_divided(ledger: Ledger) -> Snapshot | None:
     """Return the last snapshot that the tables show; None if it has no partitions."""
     last = ledger.snapshots.last()
     shown = last if last and last.shown else ledger.snapshots.last_version()
-    return shown if shown and shown.settings["partitioning"] else None
+    return shown if shown and shown.settings["options"]["partition"] else None
 
 
 def torn_groups(rows: pd.DataFrame) -> Iterator[str]:

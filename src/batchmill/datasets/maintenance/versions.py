@@ -215,7 +215,7 @@ def _given(version: Snapshot, table: pq.ParquetFile) -> Iterator[pa.Table]:
     They are one text for each input. They may change although the input is not executed again.
     """
     spec, known = spec_of(version.settings), table.schema_arrow.names
-    names = {*spec.manifest_schema.names, *([PARTITION_COLUMN] if spec.partitioning else [])}
+    names = {*spec.manifest_schema.names, *([PARTITION_COLUMN] if spec.has_partitions else [])}
     chosen = [name for name in known if name in names - {INPUT_COLUMN, OUTPUT_COLUMN}]
     last = None
     for batch in table.iter_batches(SLICE_ROWS, columns=[INPUT_COLUMN, *chosen]):

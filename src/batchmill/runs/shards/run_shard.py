@@ -61,7 +61,7 @@ def run_shard(
     inputs = ShardInputs(ledger, shard)
     attempt = uuid.uuid4().hex[:12]
     prefix = f"{shard.run:06d}-{attempt}"
-    limit = inputs.spec.pack_bytes
+    limit = inputs.spec.options.execution.pack_bytes
     make_packs = partial(PackWriter, prefix=prefix, limit=limit, worker=lambda: this_worker.name)
     with (
         ending_orphans(),
@@ -71,7 +71,7 @@ def run_shard(
             fetches=inputs.are_remote,
             confines=inputs.spec.confinement is not None,
             make_packs=make_packs if limit else None,
-            reserved=RESERVED_WITH_PARTITIONS if inputs.spec.partitioning else RESERVED_KEYS,
+            reserved=RESERVED_WITH_PARTITIONS if inputs.spec.has_partitions else RESERVED_KEYS,
         ) as staging,
     ):
         log = StepLog(on_lines) if shard.log_steps and on_lines else None
