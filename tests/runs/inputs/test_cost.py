@@ -10,7 +10,7 @@ import sys
 import pytest
 from counting import assert_within, bytes_of, calls_of, for_each_input
 from harness.jobs import run_job
-from harness.live import STEP_MODULES
+from harness.live import STEP_MODULES, SUPPORT
 
 from batchmill.core.options.job_options import ExecutionOptions, JobSettings
 from batchmill.core.planning.batching import Cores
@@ -150,7 +150,7 @@ def pages_of_an_input(tmp_path, memory_bytes=None, **environment):
     manifest = folder_with(tmp_path, 6) / "manifest.csv"
     done = subprocess.run(
         [sys.executable, "-c", IN_A_NEW_PROCESS, str(manifest), json.dumps(memory_bytes)],
-        env=os.environ | {"PYTHONPATH": f"{STEP_MODULES}:{tmp_path}"} | environment,
+        env=os.environ | {"PYTHONPATH": f"{SUPPORT}:{STEP_MODULES}:{tmp_path}"} | environment,
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -22,8 +22,9 @@ from random import SystemRandom
 import psutil
 
 ROOT = Path(__file__).parents[3]
+SUPPORT = ROOT / "tests" / "support"
 # The steps of tests. A test that runs them by reference has this folder in its import path.
-STEP_MODULES = ROOT / "tests" / "support" / "step_modules"
+STEP_MODULES = SUPPORT / "step_modules"
 MARK = "BATCHMILL_TEST_MARK"
 # The variable with the folder that all processes of a test run share.
 RUN_FOLDER = "BATCHMILL_TEST_RUN_FOLDER"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from harness.cells import Notebook
-from harness.live import STEP_MODULES
+from harness.live import SUPPORT
 
 from batchmill import StepError
 from batchmill.core.user_step.value.value_digests import value_code
@@ -313,7 +313,7 @@ def test_the_same_cells_have_the_same_digests_in_each_process():
         json.loads(
             subprocess.run(
                 [sys.executable, "-c", STORE],
-                env={"PYTHONPATH": str(STEP_MODULES), "PYTHONHASHSEED": seed},
+                env={"PYTHONPATH": str(SUPPORT), "PYTHONHASHSEED": seed},
                 capture_output=True,
                 check=True,
             ).stdout
