@@ -2,8 +2,9 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
@@ -16,7 +17,6 @@ from prefect.logging.handlers import APILogWorker
 from prefect.runtime import task_run
 from prefect.states import Cancelled, Completed, Crashed
 
-from batchmill.core.outcome import Outcome
 from batchmill.core.security.credentials import Access, access_to
 from batchmill.runs.node_check import Probe, first_fault
 from batchmill.runs.shards.process import ShardProcess, ShardProcessDiedError
@@ -26,42 +26,27 @@ from batchmill.runs.shards.shard import Shard
 from batchmill.runs.shards.step_log import StepLines
 
 _UNFIT = "UnfitNode"
-SHOWN_FAILURES = 100
 # The longest time to send logs or events.
 _DRAIN_SECONDS = 5
 
 
-class ShardLog:
-    """Writes the inputs that are not ok, and the number of inputs by outcome, to the log."""
+def _log_lines(logger: Any, step_lines: StepLines) -> None:
+    """Log the lines that a step printed or logged, each after the name of its input."""
+    prefix = f"{step_lines.input}: " if step_lines.input else ""
+    for line in step_lines.lines:
+        known = logging.getLevelNamesMapping().get(line.partition(":")[0], logging.INFO)
+        # By default, Prefect drops records below INFO, also those that the user requested.
+        logger.log(max(known, logging.INFO), "%s%s", prefix, line)
 
-    def __init__(self) -> None:
-        self._logger: Any = get_run_logger()
-        self._failures = 0
 
-    def outcome(self, outcome: Outcome) -> None:
-        """Log an input if it is not ok, with the reason. Only the first 100 are logged."""
-        if outcome.kind == "ok":
-            return
-        self._failures += 1
-        if self._failures <= SHOWN_FAILURES:
-            self._logger.error("%s: %s: %s", outcome.input, outcome.kind, outcome.reason)
-
-    def step_lines(self, found: StepLines) -> None:
-        """Log the lines that a step printed or logged, each after the name of its input."""
-        prefix = f"{found.input}: " if found.input else ""
-        for line in found.lines:
-            known = logging.getLevelNamesMapping().get(line.partition(":")[0], logging.INFO)
-            # By default, Prefect drops records below INFO, also those that the user requested.
-            self._logger.log(max(known, logging.INFO), "%s%s", prefix, line)
-
-    def end(self, result: ShardResult) -> State[ShardResult]:
-        """Log the number of inputs by outcome. Return the final state, which names the failures."""
-        counts = ", ".join(f"{count} {kind}" for kind, count in result.outcomes.items())
-        self._logger.info("%s in %.1f s", counts, result.seconds)
-        inputs = sum(result.outcomes.values())
-        failed = inputs - result.outcomes.get("ok", 0)
-        what = f"{failed:,} of {inputs:,} inputs failed" if failed else f"{inputs:,} inputs are ok"
-        return Completed(message=f"{what}.", data=result)
+def _completed(result: ShardResult) -> State[ShardResult]:
+    """Log the number of inputs by outcome. Return the final state, which counts the failures."""
+    counts = ", ".join(f"{count} {kind}" for kind, count in result.outcomes.items())
+    get_run_logger().info("%s in %.1f s", counts, result.seconds)
+    inputs = sum(result.outcomes.values())
+    failed = inputs - result.outcomes.get("ok", 0)
+    what = f"{failed:,} of {inputs:,} inputs failed" if failed else f"{inputs:,} inputs are ok"
+    return Completed(message=f"{what}.", data=result)
 
 
 class RunningShards:
@@ -74,7 +59,13 @@ class RunningShards:
         self._killed: set[UUID] = set()
         self._lock = threading.Lock()
 
-    def run(self, own: UUID, shard: Shard, access: Sequence[Access], log: ShardLog) -> ShardResult:
+    def run(
+        self,
+        own: UUID,
+        shard: Shard,
+        access: Sequence[Access],
+        on_lines: Callable[[StepLines], None],
+    ) -> ShardResult:
         """Run a shard for a task run. Raises ShardProcessDiedError if it dies or is killed."""
         with self.processes.one(self._gpus) as process:
             with self._lock:
@@ -82,7 +73,7 @@ class RunningShards:
                     raise ShardProcessDiedError("the shard was killed before it started")
                 self._by_task[own] = process
             try:
-                return process.run(shard, access, log.outcome, log.step_lines)
+                return process.run(shard, access, on_lines)
             finally:
                 with self._lock:
                     del self._by_task[own]
@@ -103,20 +94,19 @@ class RunningShards:
 # Prefect must not retry a shard: the run retries the inputs that are not in the ledger.
 @task(name="run_shard", task_run_name="{shard.title}", retries=0, cache_policy=NO_CACHE)
 def run_local_shard(shard: Shard, access: Sequence[Access], running: RunningShards) -> State[Any]:
-    """Execute and commit the inputs of one shard, and log the inputs that are not ok.
+    """Execute and commit the inputs of one shard.
 
     The state names the number of failed inputs. It is Crashed if the process of the shard died, and
     Cancelled if it was killed.
     """
-    log = ShardLog()
     own = UUID(task_run.get_id())
     try:
-        result = running.run(own, shard, access, log)
+        result = running.run(own, shard, access, partial(_log_lines, get_run_logger()))
     except ShardProcessDiedError as error:
         if running.was_killed(own):
             return Cancelled(message="the shard's process was killed")
         return Crashed(message=str(error))
-    return log.end(result)
+    return _completed(result)
 
 
 # Ray and Prefect must not retry a shard: the run retries the inputs that are not in the ledger.
@@ -124,14 +114,14 @@ def run_local_shard(shard: Shard, access: Sequence[Access], running: RunningShar
 def run_ray_shard(
     shard: Shard, access: Sequence[Access] = (), probe: Probe | None = None
 ) -> State[Any]:
-    """Execute and commit the inputs of one shard, and log the inputs that are not ok.
+    """Execute and commit the inputs of one shard.
 
     The state names the number of failed inputs. It is Crashed if this node cannot run the shard.
     Then no input has begun.
     """
     import ray
 
-    log = ShardLog()
+    log_lines = partial(_log_lines, get_run_logger())
     node = ray.get_runtime_context().get_node_id()
     try:
         with access_to(access):
@@ -139,8 +129,8 @@ def run_ray_shard(
             if fault:
                 where = cast("Any", ray).util.get_node_ip_address()
                 return Crashed(name=_UNFIT, message=f"{node} on {where}: {fault}")
-            result = run_shard(shard, log.outcome, place=node, on_lines=log.step_lines)
-        return log.end(result)
+            result = run_shard(shard, place=node, on_lines=log_lines)
+        return _completed(result)
     finally:
         # Ray ends its workers immediately after the last shard, and unsent logs would be lost.
         send(APILogWorker)

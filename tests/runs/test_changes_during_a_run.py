@@ -111,12 +111,12 @@ def test_a_new_process_does_not_run_another_version_than_the_plan(job):
             process = ShardProcess()
             try:
                 if not is_refused:
-                    process.run(shard, [], lambda failure: None)
+                    process.run(shard, [])
                     job_source = job.folder / f"{job.step}.py"
                     job_source.write_text((job.folder / f"new-{job.step}.py").read_text())
                     continue
                 with pytest.raises(StepError, match="step > VALUE ") as error:
-                    process.run(shard, [], lambda failure: None)
+                    process.run(shard, [])
                 assert str(job_source) in str(error.value)
             finally:
                 process.end()

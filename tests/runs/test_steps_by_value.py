@@ -131,7 +131,7 @@ def test_another_process_gets_the_step_from_the_run(words, tmp_path, monkeypatch
         process = ShardProcess()
         try:
             for shard in shards:
-                process.run(shard, [], lambda failure: None)
+                process.run(shard, [])
         finally:
             process.end()
         assert summarise(run.ledger, run.number).outcomes == {"ok": 4}

@@ -8,6 +8,7 @@ from uuid import UUID
 from prefect.artifacts import MarkdownArtifact, ProgressArtifact, TableArtifact
 from prefect.client.schemas.objects import State
 from prefect.events import emit_event
+from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Crashed, Failed
 from prefect.utilities.annotations import opaque
@@ -85,8 +86,9 @@ class FlowObserver(RunObserver):
                 break
 
     def show(self, progress: Progress) -> None:
-        """Send the new failures, and update the artifacts that have changed."""
+        """Log and send the new failures, and update the artifacts that have changed."""
         for failure in progress.failures[self._sent_failures :]:
+            get_run_logger().error("%s: %s: %s", failure.input, failure.outcome, failure.reason)
             self._emit("batchmill.input.failed", failure._asdict())
         self._sent_failures = len(progress.failures)
         share = 100.0 * progress.done / progress.total if progress.total else 100.0

@@ -193,11 +193,7 @@ def _remaining(shard: Shard, reason: str) -> list[Shard]:
     parts = split_lost(shard, rows)
     if len(rows) != 1 or _is_inconclusive(shard, rows):
         return parts
-    name = give_up(parts[0], reason)
-    if name is None:
-        return parts
-    get_run_logger().error("%s: crashed: the input killed the process of its shard", name)
-    return []
+    return [] if give_up(parts[0], reason) else parts
 
 
 def split_lost(shard: Shard, rows: Sequence[int]) -> list[Shard]:

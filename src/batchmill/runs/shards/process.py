@@ -19,7 +19,6 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from batchmill.core.outcome import Outcome
 from batchmill.core.security.credentials import Access, access_to
 from batchmill.core.storage import is_url
 from batchmill.core.storage.remote import why_unusable
@@ -33,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _END_SECONDS = 10
 _SHOWN_BYTES = 4096
-# The thread that ends an overdue batch reports an outcome, too.
+# The thread that ends an overdue batch may send lines of a step, too.
 _sending = threading.Lock()
 
 
@@ -84,7 +83,6 @@ class ShardProcess:
         self,
         shard: Shard,
         access: Sequence[Access],
-        on_failure: Callable[[Outcome], None],
         on_lines: Callable[[StepLines], None] = lambda _: None,
     ) -> ShardResult:
         """Run a shard in the process.
@@ -92,7 +90,6 @@ class ShardProcess:
         Args:
             shard: The shard.
             access: The credentials of the stores.
-            on_failure: Called with each outcome that is not ok, without its traceback and log.
             on_lines: Called with the lines of the step's log, if the shard has `log_steps`.
 
         Returns:
@@ -110,9 +107,7 @@ class ShardProcess:
             except (EOFError, OSError) as error:
                 self._process.wait()
                 raise ShardProcessDiedError(self._describe_end()) from error
-            if isinstance(answer, Outcome):
-                on_failure(answer)
-            elif isinstance(answer, StepLines):
+            if isinstance(answer, StepLines):
                 on_lines(answer)
             elif isinstance(answer, BaseException):
                 raise answer
@@ -222,14 +217,9 @@ def _end_processes() -> None:
 
 def _answer(shard: Shard, access: Sequence[Access], channel: Connection) -> Any:
     """Run a shard. Return its result as a plain tuple, or the exception that it raised."""
-
-    def report(outcome: Outcome) -> None:
-        if outcome.kind != "ok":
-            _send(channel, outcome._replace(traceback="", log=""))
-
     try:
         with access_to(access):
-            return tuple(run_shard(shard, report, on_lines=lambda lines: _send(channel, lines)))
+            return tuple(run_shard(shard, on_lines=lambda lines: _send(channel, lines)))
     except BaseException as error:  # noqa: BLE001  # The parent raises it.
         return error
 
