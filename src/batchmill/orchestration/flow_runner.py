@@ -107,7 +107,7 @@ class FlowRunner(Runner):
                     reason or "The run was stopped early. Inputs without an outcome are pending."
                 )
         return ShardsEnd(
-            lost=scheduler.losses > 0,
+            lost=scheduler.loss_policy.losses > 0,
             reasons=reasons,
             is_cancelled=self.cancellation.is_cancelled(),
         )

@@ -64,7 +64,7 @@ def test_shards_are_submitted_in_order_and_at_most_two_for_each_slot(make_runner
     scheduler.run(shards_of(10))
     assert [shard.number for shard in runner.submitted] == list(range(10))
     assert types_of(scheduler) == ["COMPLETED"] * 10
-    assert (scheduler.losses, scheduler.queue.ended_early) == (0, [])
+    assert (scheduler.loss_policy.losses, scheduler.queue.ended_early) == (0, [])
 
 
 def test_shards_that_share_a_rate_are_limited_also_on_new_nodes_and_after_splits(
@@ -105,7 +105,7 @@ def test_an_input_that_kills_its_process_is_found_and_the_others_finish(
     }
     assert [row["attempts"] for row in outcomes if row["outcome"] == "crashed"] == [2]
     assert scheduler.queue.ended_early == []
-    assert types_of(scheduler).count("CRASHED") == scheduler.losses
+    assert types_of(scheduler).count("CRASHED") == scheduler.loss_policy.losses
 
 
 def test_the_reason_why_a_shard_failed_is_kept(make_runner):
@@ -123,7 +123,7 @@ def test_a_shard_that_a_node_refused_runs_on_another_one(make_runner):
     scheduler.run(shards_of(1))
     assert [shard.attempt for shard in runner.submitted] == [1, 2]
     assert types_of(scheduler) == ["CRASHED", "COMPLETED"]
-    assert (scheduler.losses, scheduler.queue.ended_early) == (0, [])
+    assert (scheduler.loss_policy.losses, scheduler.queue.ended_early) == (0, [])
 
 
 def test_once_on_tick_returns_true_nothing_is_submitted(make_runner, monkeypatch):

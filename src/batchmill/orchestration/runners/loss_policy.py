@@ -138,12 +138,12 @@ class LossPolicy:
             get_run_logger().warning(
                 "no node of the Ray cluster can run a shard now. Waiting for a node."
             )
-        is_elastic = self.queue.runner.is_elastic
-        if now - self._no_node_since < (_NO_NODE_SECONDS if is_elastic else _LOST_NODE_SECONDS):
-            return False
         runner = self.queue.runner
+        longest = _NO_NODE_SECONDS if runner.is_elastic else _LOST_NODE_SECONDS
+        if now - self._no_node_since < longest:
+            return False
         no_node = f"{_NO_NODE} {runner.why_unfit}".strip()
-        self._add_ended_early(no_node if is_elastic else runner.lost_message)
+        self._add_ended_early(no_node if runner.is_elastic else runner.lost_message)
         self.queue.kill_running()
         return True
 
@@ -191,9 +191,8 @@ def _remaining(shard: Shard, reason: str) -> list[Shard]:
     """
     (rows,) = unfinished([shard])
     parts = split_lost(shard, rows)
-    if len(rows) != 1 or _is_inconclusive(shard, rows):
-        return parts
-    return [] if give_up(parts[0], reason) else parts
+    is_suspect = len(rows) == 1 and not _is_inconclusive(shard, rows)
+    return [] if is_suspect and give_up(parts[0], reason) else parts
 
 
 def split_lost(shard: Shard, rows: Sequence[int]) -> list[Shard]:

@@ -45,6 +45,7 @@ class ShardScheduler:
 
     Attributes:
         queue: The waiting and running shards, and how the task runs have ended.
+        loss_policy: Counts the lost processes and nodes.
     """
 
     runner: ShardRunner
@@ -54,18 +55,14 @@ class ShardScheduler:
     losses_allowed: int
     most: int | None = None
     queue: ShardQueue = field(init=False)
+    loss_policy: LossPolicy = field(init=False)
     _stopped: bool = False
     _cancelled_since: float | None = None
     _killed: bool = False
 
     def __post_init__(self) -> None:
         self.queue = ShardQueue(runner=self.runner, workers=self.workers)
-        self._loss_policy = LossPolicy(self.queue, self.losses_allowed)
-
-    @property
-    def losses(self) -> int:
-        """The number of lost processes and nodes."""
-        return self._loss_policy.losses
+        self.loss_policy = LossPolicy(self.queue, self.losses_allowed)
 
     def run(self, shards: Sequence[Shard]) -> None:
         """Run shards until each has ended, or the run has stopped. An error kills them.
@@ -123,11 +120,11 @@ class ShardScheduler:
 
     def _tick(self) -> None:
         slots = self.runner.slots()
-        self._loss_policy.fail_lost_nodes(time.monotonic())
+        self.loss_policy.fail_lost_nodes(time.monotonic())
         self._stopped = (
             self._stopped
             or self.on_tick()
-            or self._loss_policy.end_without_nodes(slots, time.monotonic())
+            or self.loss_policy.end_without_nodes(slots, time.monotonic())
         )
         if not self._stopped and slots is not None:
             self.queue.rebalance(min(slots, self.most or slots), time.monotonic())
@@ -161,13 +158,13 @@ class ShardScheduler:
             ended = state if state.is_completed() else Cancelled(message=reason)
             self.queue.record_end(submitted, ended)
         elif self.runner.leave_out(state):
-            self._loss_policy.resubmit(submitted, state)
+            self.loss_policy.resubmit(submitted, state)
         elif state.is_crashed():
-            self._loss_policy.handle_loss(submitted, reason)
+            self.loss_policy.handle_loss(submitted, reason)
         else:
             self.queue.record_end(submitted, state)
             if state.is_completed():
-                self._loss_policy.in_turn = 0
+                self.loss_policy.in_turn = 0
             else:
                 get_run_logger().error("%s ended early: %s", shard.title, reason)
                 self.queue.ended_early.append(f"{shard.title} ended early: {reason}")
