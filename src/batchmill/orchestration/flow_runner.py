@@ -60,7 +60,7 @@ class FlowRunner(Runner):
     _at_end: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
-        self._runner = self._at_end.enter_context(self._make_runner())
+        self._runner = self._make_runner()
         self.cancellation.listen()  # Ray has replaced the handler of SIGTERM.
         return self
 
@@ -135,15 +135,16 @@ class FlowRunner(Runner):
         return control.stop_requested(run.number)
 
     def _make_runner(self) -> ShardRunner:
-        """Make the runner. Ray is imported only for a cluster."""
+        """Make the runner, which ends after `_record_shards`. Import Ray only for a cluster."""
         if self.cluster is None:
-            return LocalRunner(self.access, gpus_for(self.step))
+            return LocalRunner(self.access, gpus_for(self.step), self._at_end)
         self.cluster.present_token()
         from batchmill.orchestration.cluster.ray_runner import RayRunner
 
         return RayRunner(
             self.cluster,
             self.access,
+            self._at_end,
             self.cancellation.is_cancelled,
             takes_gpu=self.step.takes_any_gpu,
         )

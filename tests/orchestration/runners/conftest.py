@@ -42,9 +42,6 @@ class ManualRunner(ShardRunner):
         self.submitted = []
         self.killed = []
 
-    def __exit__(self, *exception):
-        pass
-
     @property
     def cores(self):
         return Cores(total=1, node=1)

@@ -70,12 +70,12 @@ class EndedRun:
     forecast: Forecast | None = None
 
 
-def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
+def run_job(request: JobRequest, display: JobDisplay) -> EndedRun:
     """Run a job and wait for its end.
 
     Args:
         request: The job.
-        display: Shows the plan and the progress. Default: nothing is shown.
+        display: Shows the plan and the progress.
 
     Returns:
         The run. If more inputs failed than allowed, its `error` is set, and nothing is raised.
@@ -87,7 +87,6 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
         CancelledError: The run was cancelled.
         RunError: The run ended before it was recorded in the ledger.
     """
-    display = display or JobDisplay()
     refuse_nested_run()
     with ExitStack() as held:
         request, prepared, is_listed = check_and_plan(request, held)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import ray
@@ -39,11 +39,10 @@ _LOCAL_RAY_IS_GONE = "LocalRayletDiedError"
 class RayRunner(ShardRunner):
     """Runs each shard as a Prefect task run in a Ray task.
 
-    Ray ends with the block, after Prefect has recorded the task runs.
-
     Args:
         cluster: The Ray cluster, or a local Ray.
         access: The credentials that the shards need.
+        held: Keeps the connection to Ray, or the local Ray, until it is closed.
         cancelled: Returns true after the run is cancelled.
         takes_gpu: True if each shard uses a GPU. It requests one if the cluster has GPUs and does
             not set their number.
@@ -53,21 +52,17 @@ class RayRunner(ShardRunner):
 
     cluster: RayCluster
     access: Sequence[Access]
+    held: ExitStack
     cancelled: Callable[[], bool]
-    takes_gpu: bool = False
-    _held: ExitStack = field(default_factory=ExitStack)
+    takes_gpu: bool
     _probes: NodeProbes | None = None  # A local Ray has only one node.
 
-    def __enter__(self) -> "RayRunner":
+    def __post_init__(self) -> None:
         self.is_elastic = not self.cluster.is_local
-        self._tasks: RayTaskRunner[Any] = self._held.enter_context(ray_runner(self.cluster))
+        self._tasks: RayTaskRunner[Any] = self.held.enter_context(ray_runner(self.cluster))
         self._found = nodes()
         if self.takes_gpu:
             self.cluster = with_gpu(self.cluster, self._found)
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._held.close()
 
     @property
     def cores(self) -> Cores:

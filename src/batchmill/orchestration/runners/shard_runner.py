@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import Any, cast
 
 from prefect.client.schemas.objects import State
@@ -21,7 +21,7 @@ from batchmill.tasks.shard import RunningShards, run_local_shard
 ShardFuture = PrefectFuture[Any]
 
 
-class ShardRunner(AbstractContextManager["ShardRunner"], ABC):
+class ShardRunner(ABC):
     """Runs shards as Prefect task runs. The implementations are LocalRunner and RayRunner.
 
     Attributes:
@@ -85,7 +85,7 @@ class ShardRunner(AbstractContextManager["ShardRunner"], ABC):
     def kill(self, future: ShardFuture) -> None:
         """Kill the process of a task run. The task run ends soon after."""
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027  # A runner need not do it.
         """Begin to free the resources of the shards. By default, they are freed at the end.
 
         No shard is submitted afterwards.
@@ -117,19 +117,14 @@ class LocalRunner(ShardRunner):
     Args:
         access: The credentials that the shards need.
         gpus: The GPUs that the shards use, by their names in CUDA_VISIBLE_DEVICES.
+        held: Keeps the processes and threads of the shards until it is closed.
     """
 
-    def __init__(self, access: Sequence[Access], gpus: Sequence[str] = ()) -> None:
+    def __init__(self, access: Sequence[Access], gpus: Sequence[str], held: ExitStack) -> None:
         self._access = access
         self._gpus = gpus
-        self._held = ExitStack()
-
-    def __enter__(self) -> "LocalRunner":
-        self._running = RunningShards(self._held.enter_context(shard_processes()), self._gpus)
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._held.close()
+        self._held = held
+        self._running = RunningShards(held.enter_context(shard_processes()), gpus)
 
     @property
     def cores(self) -> Cores:
