@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from batchmill.api.jobs.output_check import check_writable
+from batchmill.api.jobs.run_job import check_writable
 from batchmill.errors import OptionError
 
 

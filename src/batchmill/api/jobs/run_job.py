@@ -6,23 +6,26 @@ has something to execute or to report, or names a saved block.
 
 import gc
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from batchmill.api.jobs.idle_run import JobEnd, NotIdleError, is_idle, run_idle
-from batchmill.api.jobs.output_check import check_writable
 from batchmill.api.jobs.request import JobRequest, check_and_plan
+from batchmill.core.layout import LEDGER_FOLDER
 from batchmill.core.ledger.lease import check_free, holder
 from batchmill.core.manifest.records import save_manifest
 from batchmill.core.planning.forecast import Forecast
 from batchmill.core.planning.prepare import Prepared, forecast_for
 from batchmill.core.security.credentials import Access
 from batchmill.core.sizes import counted
+from batchmill.core.urls import is_url
 from batchmill.core.user_step.import_reference import refuse_nested_run
 from batchmill.datasets.publishing.summary import Summary, summarise
-from batchmill.errors import RunError
+from batchmill.errors import OptionError, RunError
 from batchmill.orchestration.server.embedded_server import has_server, starting_server
 from batchmill.runs.run import handing_over
 from batchmill.runs.shards.process_pool import shard_processes
@@ -125,6 +128,28 @@ def run_job(request: JobRequest, display: JobDisplay) -> EndedRun:
             note=ended.note,
             forecast=None if left is None else forecast_for(prepared, ledger.state(), left),
         )
+
+
+def check_writable(output: str) -> None:
+    """Raise OptionError if a folder cannot be written to. Leaves nothing behind.
+
+    A bucket is not checked, because a trial costs a request and may leave an object.
+
+    Args:
+        output: The path or URL of the dataset, which may not exist yet.
+    """
+    if is_url(output):
+        return
+    place = Path(output, LEDGER_FOLDER)
+    nearest = next(folder for folder in (place, *place.parents) if folder.exists())
+    try:
+        # The permissions are not enough to know it: the file system may be read-only.
+        tempfile.TemporaryFile(dir=nearest).close()
+    except OSError as error:
+        raise OptionError(
+            f"--output {output}: {nearest} cannot be written to ({error.strerror}). Change the "
+            "permissions, or name another folder."
+        ) from error
 
 
 def _check_cluster(cluster: "RayCluster") -> None:
