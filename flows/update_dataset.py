@@ -55,7 +55,6 @@ def update_dataset(
 
 def _is_up_to_date(job: RecordedJob) -> bool:
     """Return whether a run would change nothing. Then it needs no flow run."""
-    made = make_job(**vars(job))
-    prepared = prepare(made)
+    prepared = prepare(make_job(**vars(job)))
     is_unchanged = prepared.plan.counts["unchanged"] == len(prepared.manifest)
     return is_unchanged and not len(prepared.plan.absences)

@@ -76,13 +76,11 @@ def run_flow(model: str, parameters: dict[str, Any], prepared: Prepared) -> JobE
         # loop. This raises the error that ended the run early. Too many failures are a text.
         is_ended = run and ledger.read_summary(run)
         details = state.result(raise_on_failure=not is_ended, _sync=True)
-    except RunError as error:
+    except (RunError, LedgerError, StoreError) as error:
         if not run:
             raise
-        return JobEnd(run, error)
-    except (LedgerError, StoreError) as error:
-        if not run:
-            raise
+        if isinstance(error, RunError):
+            return JobEnd(run, error)
         # The error is not that of a check: inputs may have been executed.
         raise RunError(str(error)) from error
     except httpx.HTTPError as error:

@@ -1,6 +1,5 @@
 """Announce the files that arrive in a source to the Prefect server, with an event."""
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -71,7 +70,7 @@ def announce(target: WatchTarget, payload: Mapping[str, Any]) -> None:
     event = Event(event=ARRIVED, resource=Resource.model_validate(labels), payload=dict(payload))
     try:
         with client_without_retries() as client:
-            answer = client.request("POST", "/events", json=[json.loads(event.model_dump_json())])
+            answer = client.request("POST", "/events", json=[event.model_dump(mode="json")])
             answer.raise_for_status()
     except API_ERRORS as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
