@@ -50,13 +50,16 @@ def _completed(result: ShardResult) -> State[ShardResult]:
 
 
 class RunningShards:
-    """The processes that run shards, by task run. Each uses one of `gpus`, if any."""
+    """The processes that run shards, by task run. Each uses one of `gpus`, if any.
+
+    `killed` has the task runs for which `kill` was called.
+    """
 
     def __init__(self, processes: ShardProcesses, gpus: Sequence[str] = ()) -> None:
         self.processes = processes
         self._gpus = gpus
         self._by_task: dict[UUID, ShardProcess] = {}
-        self._killed: set[UUID] = set()
+        self.killed: set[UUID] = set()
         self._lock = threading.Lock()
 
     def run(
@@ -69,7 +72,7 @@ class RunningShards:
         """Run a shard for a task run. Raises ShardProcessDiedError if it dies or is killed."""
         with self.processes.one(self._gpus) as process:
             with self._lock:
-                if own in self._killed:
+                if own in self.killed:
                     raise ShardProcessDiedError("the shard was killed before it started")
                 self._by_task[own] = process
             try:
@@ -81,14 +84,10 @@ class RunningShards:
     def kill(self, own: UUID) -> None:
         """Kill the process of a task run. A task run without a process will not start one."""
         with self._lock:
-            self._killed.add(own)
+            self.killed.add(own)
             process = self._by_task.get(own)
             if process:
                 process.kill()
-
-    def was_killed(self, own: UUID) -> bool:
-        """Return whether `kill` was called for a task run."""
-        return own in self._killed
 
 
 # Prefect must not retry a shard: the run retries the inputs that are not in the ledger.
@@ -103,7 +102,7 @@ def run_local_shard(shard: Shard, access: Sequence[Access], running: RunningShar
     try:
         result = running.run(own, shard, access, partial(_log_lines, get_run_logger()))
     except ShardProcessDiedError as error:
-        if running.was_killed(own):
+        if own in running.killed:
             return Cancelled(message="the shard's process was killed")
         return Crashed(message=str(error))
     return _completed(result)

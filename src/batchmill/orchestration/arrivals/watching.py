@@ -142,15 +142,19 @@ class SourceWatcher:
         Raises:
             BatchmillError: The source cannot be read.
         """
-        self._list_files(is_first=True)
+        self._list_files()
 
     def run(self) -> None:
         """Watch until `stop` is called."""
         while not self._stopped.is_set():
             self._announce_due_files()
             self._wait()
-            if not self._stopped.is_set():
+            if self._stopped.is_set():
+                return
+            try:
                 self._list_files()
+            except BatchmillError as error:
+                self._set_problem(_SOURCE, f"{error}\nWaiting until it can be read again.")
 
     def stop(self) -> None:
         """Make `run` return after its current action. A signal handler may call this."""
@@ -173,15 +177,10 @@ class SourceWatcher:
         self._problems.pop(_SERVER, None)
         self.report(payload)
 
-    def _list_files(self, *, is_first: bool = False) -> None:
+    def _list_files(self) -> None:
         started, wall = time.monotonic(), time.time()
         try:
             files = self.target.list_files()
-        except BatchmillError as error:
-            if is_first:
-                raise
-            self._set_problem(_SOURCE, f"{error}\nWaiting until it can be read again.")
-            return
         finally:
             self._listing_took = time.monotonic() - started
         if self._problems.pop(_SOURCE, None):
