@@ -10,6 +10,7 @@ from harness.copying_job import CopyingJob
 import batchmill.runs.run
 from batchmill.core.layout import PARTS
 from batchmill.core.ledger.parts import PART_SCHEMA, write_hashed
+from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.core.planning.prepare import prepare
 from batchmill.core.storage import LocalStore
 from batchmill.datasets.maintenance.merging import with_merged_parts
@@ -99,3 +100,18 @@ def test_an_idle_run_after_a_change_of_the_partitions_writes_no_table(job):
     before = tables(job)
     assert job.run(options={"partition": shares}) == 0
     assert tables(job) == before
+
+
+def test_a_run_records_whether_its_failures_and_tables_are_accepted(job):
+    def accepted(**options):
+        job.run(**options)
+        return job.ledger.read_summary(job.summary.run)["accepted"]
+
+    assert accepted() is True
+    # A run that publishes nothing is not accepted, although no input failed.
+    assert accepted(policy=FailurePolicy(expect=["length < 0"]), force=True) is False
+    # The outcome of an input that failed before is accepted with `known_failures`.
+    known = FailurePolicy(known_failures="ok")
+    job.path(job.names[0]).unlink()
+    assert accepted() is False
+    assert accepted(policy=known) is True

@@ -16,7 +16,6 @@ from prefect.utilities.annotations import opaque
 from batchmill.core.ledger.lease import Wait
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.planning.prepare import Prepared
-from batchmill.core.planning.run_spec import read_spec
 from batchmill.datasets.publishing.summary import Summary, failure_message
 from batchmill.orchestration.artifacts import (
     LiveArtifact,
@@ -39,13 +38,11 @@ _MOST_IDLE = 20
 
 def _end_of(last: int, run: Run) -> State[Any]:
     """Return the final state of an earlier run, for a flow run without one."""
-    ledger, ended = run.ledger, run.ledger.read_summary(last)
+    ended = run.ledger.read_summary(last)
     if ended is None:
         return Crashed(message=f"The process was killed. Run {run.number} resumes the work.")
-    failed = sum(count for kind, count in ended["outcomes"].items() if kind != "ok")
-    is_ok = not ended["pending"] and failed <= read_spec(ledger, last).failures_allowed
     message = "Prefect's server did not respond when this run ended."
-    return Completed(message=message) if is_ok else Failed(message=message)
+    return Completed(message=message) if ended["accepted"] else Failed(message=message)
 
 
 @dataclass

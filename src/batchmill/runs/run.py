@@ -152,8 +152,11 @@ class Run:
         # An input without a committed outcome may have files in the dataset that no outcome names.
         # The next run must remove them.
         self.lease.clean_end = summary.pending == 0 and not lost
-        seconds = round(time.monotonic() - self._begun, 3)
-        more = {"seconds": seconds, "pruned": self.options.prune}
+        more = {
+            "seconds": round(time.monotonic() - self._begun, 3),
+            "pruned": self.options.prune,
+            "accepted": summary.accepted(self.prepared.job.options.failures),
+        }
         self.ledger.write_summary(self.number, summary.as_json() | more)
         # A run that publishes nothing removes no version, also not one that is too old.
         kept = None if unpublished else self.options.keep_versions
