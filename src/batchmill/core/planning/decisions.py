@@ -23,16 +23,8 @@ REASONS = ("new", "changed", "damaged", "retry", "limit", "forced")
 UNREADABLE = "unreadable"
 # The reason of inputs whose outputs an earlier version of the step's code made, and that are kept.
 ADOPTED = "adopted"
-# The decision about an input, and the columns of its record that the plan counts.
-DECISIONS = pa.schema(
-    [
-        ("reason", pa.string()),
-        ("is_touched", pa.bool_()),
-        ("outcome", pa.string()),
-        ("step", pa.string()),
-        ("absence", pa.string()),
-    ]
-)
+# The decision about an input.
+DECISIONS = pa.schema([("reason", pa.string()), ("is_touched", pa.bool_())])
 
 
 @dataclass(frozen=True)
@@ -112,9 +104,7 @@ def decide(manifest: Manifest, done: pa.Table, contents: Column, criteria: Crite
     is_quarantined = pc.and_(_differ(done["outcome"], "ok"), pc.invert(is_released))
     others = pc.if_else(is_quarantined, "quarantined", pc.if_else(is_adopted, ADOPTED, "unchanged"))
     reason = pc.case_when(pc.make_struct(*masks), UNREADABLE, *REASONS, others)
-    is_touched = pc.and_(is_other_time, has_same_content)
-    columns = [reason, is_touched, *(done[name] for name in DECISIONS.names[2:])]
-    return pa.table(columns, schema=DECISIONS)
+    return pa.table([reason, pc.and_(is_other_time, has_same_content)], schema=DECISIONS)
 
 
 def _is_unreadable(manifest: Manifest, done: pa.Table) -> pa.ChunkedArray:

@@ -105,18 +105,13 @@ def make_plan(manifest: Manifest, matched: Matched, criteria: Criteria) -> Plan:
     Returns:
         The plan.
     """
-    names, unlisted = manifest.inputs["input"], matched.unlisted
+    names, done, unlisted = manifest.inputs["input"], matched.done, matched.unlisted
     contents = criteria.changes.contents
     if contents is None:
         contents = pa.nulls(len(manifest), pa.string())
     decided = collected(
         (
-            decide(
-                part,
-                matched.done.slice(start, len(part)),
-                contents.slice(start, len(part)),
-                criteria,
-            )
+            decide(part, done.slice(start, len(part)), contents.slice(start, len(part)), criteria)
             for start, part in manifest.slices()
         ),
         DECISIONS,
@@ -129,9 +124,9 @@ def make_plan(manifest: Manifest, matched: Matched, criteria: Criteria) -> Plan:
     # A file that was left out because it is too young still exists.
     is_young = pc.is_in(unlisted["input"], value_set=manifest.too_young)
     withdrawn = unlisted["input"].filter(pc.invert(is_young))
-    has_other_step = pc.not_equal(decided["step"], criteria.step_identity)
+    has_other_step = pc.not_equal(done["step"], criteria.step_identity)
     counted = count_values(reason)
-    resolved = pc.if_else(is_unreadable, MISSING, decided["outcome"])
+    resolved = pc.if_else(is_unreadable, MISSING, done["outcome"])
     planned = manifest.inputs.append_column("position", pa.array(np.arange(len(manifest))))
     return Plan(
         pending=select(planned.append_column("reason", reason), is_pending),
@@ -140,7 +135,7 @@ def make_plan(manifest: Manifest, matched: Matched, criteria: Criteria) -> Plan:
         adopted=_chosen(names, is_adopted),
         unreadable=_chosen(names, is_unreadable),
         absences=_changed_absences(
-            (names, pc.if_else(is_unreadable, MISSING, _PRESENT), decided["absence"]),
+            (names, pc.if_else(is_unreadable, MISSING, _PRESENT), done["absence"]),
             (unlisted["input"], pc.if_else(is_young, _PRESENT, _WITHDRAWN), unlisted["absence"]),
         ),
         counts={
@@ -149,7 +144,7 @@ def make_plan(manifest: Manifest, matched: Matched, criteria: Criteria) -> Plan:
             **{name: counted[name] for name in (UNREADABLE, ADOPTED) if counted[name]},
         },
         resolved=dict(count_values(resolved.filter(is_done))),
-        stale_steps=dict(count_values(decided["step"].filter(has_other_step)).most_common()),
+        stale_steps=dict(count_values(done["step"].filter(has_other_step)).most_common()),
     )
 
 
