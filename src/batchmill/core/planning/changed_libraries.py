@@ -74,24 +74,25 @@ class RecordedLibraries:
 
     def others(self) -> list[int]:
         """Return the numbers of the sets that differ from the present versions."""
-        return [number for number, one in enumerate(self.sets) if one != {**one, **self._now(one)}]
+        return [number for number, before in enumerate(self.sets) if before != self._now(before)]
 
     def present(self) -> list[str]:
         """Return each set with the present versions, as a JSON object."""
-        return [json.dumps({**one, **self._now(one)}, sort_keys=True) for one in self.sets]
+        return [json.dumps(self._now(before), sort_keys=True) for before in self.sets]
 
     def changes(self) -> list[LibraryChange]:
         """Return the libraries with another version than the results."""
-        found = []
+        changes = []
         for name, counts in _by_version(self.sets, self.results).items():
-            others = {one: count for one, count in counts.items() if one != self.now.get(name, one)}
-            if others:
-                total = sum(others.values())
-                found.append(LibraryChange(name, [*others], self.now[name], total))
-        return found
+            now = self.now.get(name)
+            others = {version: count for version, count in counts.items() if version != now}
+            if now is not None and others:
+                changes.append(LibraryChange(name, [*others], now, sum(others.values())))
+        return changes
 
-    def _now(self, one: Mapping[str, str]) -> dict[str, str]:
-        return {name: version for name, version in self.now.items() if name in one}
+    def _now(self, before: Mapping[str, str]) -> dict[str, str]:
+        """Return a set with the present versions."""
+        return {name: self.now.get(name, version) for name, version in before.items()}
 
 
 def versions_in(state: State) -> dict[str, dict[str, int]]:

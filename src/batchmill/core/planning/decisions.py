@@ -108,16 +108,20 @@ def decide(manifest: Manifest, done: pa.Table, contents: Column, criteria: Crite
 
 
 def _is_unreadable(manifest: Manifest, done: pa.Table) -> pa.ChunkedArray:
-    """Return which inputs have an `ok` result, but no file that can be looked up.
+    """Return which inputs have an `ok` result, but no file that can be looked up."""
+    inputs = manifest.inputs.select(["input", "size"])
+    is_ok = pc.equal(done["outcome"], "ok").fill_null(False)
+    absent = absent_inputs(manifest.root, inputs.filter(is_ok))
+    return pc.is_in(inputs["input"], value_set=pa.array(absent, pa.string()))
+
+
+def absent_inputs(root: str, inputs: pa.Table) -> list[str]:
+    """Return the names of the inputs whose file cannot be looked up.
 
     A web server may send a file although it did not report its size.
     """
-    names = manifest.inputs["input"]
-    is_absent = pc.equal(manifest.inputs["size"], MISSING_SIZE)
-    is_ok = pc.equal(done["outcome"], "ok").fill_null(False)
-    absent = names.filter(pc.and_(is_ok, is_absent)).to_pylist()
-    found = [name for name in absent if not is_web(join(manifest.root, name))]
-    return pc.is_in(names, value_set=pa.array(found, pa.string()))
+    names = inputs["input"].filter(pc.equal(inputs["size"], MISSING_SIZE)).to_pylist()
+    return [name for name in names if not is_web(join(root, name))]
 
 
 def _among(names: Sequence[str], chosen: Set[str]) -> pa.Array:

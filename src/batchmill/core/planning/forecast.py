@@ -75,20 +75,15 @@ class Forecast:
     limit: str = ""
     failed_before: int = 0
 
-    @property
-    def duration(self) -> str:
-        """The expected duration and its interval, as text."""
-        low, likely, high = map(duration, self.seconds)
-        return f"{likely} ({low} to {high})"
-
     def lines(self) -> list[str]:
         """Return the forecast as lines of text."""
+        shortest, expected, longest = map(duration, self.seconds)
         low, likely, high = (f"{number:,.0f}" for number in self.failures)
         again = f", with {self.failed_before:,} that failed before" if self.failed_before else ""
         memory = f"Memory of a worker: {readable_size(self.memory_bytes)}."
         return [
             f"Forecast for {counted(self.inputs, 'input')}, from {self.measured:,} measured:",
-            f"  Time: {self.duration}, without the start-up.",
+            f"  Time: {expected} ({shortest} to {longest}), without the start-up.",
             f"  Failures: {likely} ({low} to {high}){again}.",
             f"  Outputs: {readable_size(self.bytes)}, {counted(self.rows, 'row')}.",
             *([f"  {memory}"] if self.memory_bytes else []),

@@ -5,16 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from batchmill.core.digests import digest
 from batchmill.core.manifest import Manifest
-from batchmill.core.manifest.file_stats import MISSING_SIZE
 from batchmill.core.options.conditions import names_schema
+from batchmill.core.planning.decisions import absent_inputs
 from batchmill.core.planning.job import Job
 from batchmill.core.planning.plan import Plan
 from batchmill.core.url_secrets import shown_url
-from batchmill.core.urls import is_web, join, same_place
+from batchmill.core.urls import join, same_place
 from batchmill.core.user_step.fingerprint import identity_of
 from batchmill.core.user_step.import_reference import resolve_reference
 from batchmill.core.user_step.load import Step
@@ -55,14 +54,7 @@ def check_kind(job: Job, step: Step) -> None:
 
 def check_missing(job: Job, manifest: Manifest, plan: Plan) -> None:
     """Raise ManifestError if most inputs do not exist, before they all become failed inputs."""
-    is_missing = pc.equal(plan.pending["size"], MISSING_SIZE)
-    # A web server may send a file although it did not report its size.
-    names = [
-        name
-        for name in plan.pending["input"].filter(is_missing).to_pylist()
-        if not is_web(join(manifest.root, name))
-    ]
-    names += plan.unreadable.to_pylist()
+    names = absent_inputs(manifest.root, plan.pending) + plan.unreadable.to_pylist()
     if 2 * len(names) <= len(manifest):
         return
     (file,) = manifest.missing_files(pa.chunked_array([names[:1]]))
