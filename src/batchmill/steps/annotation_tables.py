@@ -105,6 +105,8 @@ def _with_header(
     labels = _find_column(header, "label", wanted, name, "Name yours with label_column.")
     files = next((columns.index(each) for each in _FILE if each in columns), None)
     offsets = columns.index(_FILE_OFFSET) if _FILE_OFFSET in columns and files is not None else None
+    # A selection that Raven lists once per view has the same number in each.
+    selection = columns.index("selection") if "selection" in columns else None
     found = []
     for number, row in rows:
         where = f"{name}, line {number}"
@@ -119,7 +121,7 @@ def _with_header(
             start = _seconds(row[offsets], where)
             end = start + annotation.end - annotation.start
             annotation = annotation._replace(start=start, end=end)
-        found.append((_selection(columns, row), annotation))
+        found.append((row[selection] if selection is not None else "", annotation))
     return [annotation for _, annotation in dict.fromkeys(found)]
 
 
@@ -133,11 +135,6 @@ def _find_column(
             return columns.index(each)
     found = ", ".join(repr(field.strip()) for field in header)
     raise AnnotationError(f"{table}, line 1: no column with the {what} (found: {found}). {remedy}")
-
-
-def _selection(columns: Sequence[str], row: Sequence[str]) -> str:
-    """Return the number of a Raven selection. Empty for tables without such numbers."""
-    return row[columns.index("selection")] if "selection" in columns else ""
 
 
 def _annotation(start: str, end: str, label: str, file: str, where: str) -> Annotation:

@@ -7,9 +7,9 @@ import os
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
+from typing import NamedTuple
 
 from batchmill.steps.annotation_tables import Annotation, AnnotationError, parse_annotations
 
@@ -82,26 +82,11 @@ def read_labels(
     return Labels(found)
 
 
-def label_columns(labels: list[str]) -> dict[str, object]:
-    """Return the columns `labels` (all labels) and `label` (the only one, else None)."""
-    # Without the column, the table would show the manifest's column `label` instead.
-    return {"labels": labels, "label": labels[0] if len(labels) == 1 else None}
-
-
-@dataclass(frozen=True)
-class _Table:
+class _Table(NamedTuple):
     """The annotations in a table, also by the names of their recordings."""
 
     listed: Sequence[Annotation]
-
-    @cached_property
-    def by_name(self) -> Mapping[str, Sequence[Annotation]]:
-        by_name: dict[str, list[Annotation]] = {}
-        for each in self.listed:
-            path = _path(each.file)
-            for name in {path.name, path.stem}:
-                by_name.setdefault(name, []).append(each)
-        return by_name
+    by_name: Mapping[str, Sequence[Annotation]]
 
 
 def _read(table: Path, label_column: str | None) -> _Table:
@@ -117,7 +102,13 @@ def _read(table: Path, label_column: str | None) -> _Table:
 @lru_cache(maxsize=4)  # Each process reads a table for all recordings once.
 def _parsed(table: Path, label_column: str | None, *_seen: int) -> _Table:
     text = table.read_text(encoding="utf-8")
-    return _Table(parse_annotations(text, str(table), label_column=label_column))
+    listed = parse_annotations(text, str(table), label_column=label_column)
+    by_name: dict[str, list[Annotation]] = {}
+    for each in listed:
+        path = _path(each.file)
+        for name in {path.name, path.stem}:
+            by_name.setdefault(name, []).append(each)
+    return _Table(listed, by_name)
 
 
 def _tables_of(source: Path, folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from batchmill.steps.annotations import Labels, label_columns
+from batchmill.steps.annotations import Labels
 from batchmill.steps.recordings import Recording, windows
 
 
@@ -47,7 +47,11 @@ class Clip(NamedTuple):
             "end": self.end,
             **columns,
         }
-        return row if self.labels is None else row | label_columns(self.labels)
+        if self.labels is not None:
+            row["labels"] = self.labels
+            # Without this column, the table would show the manifest's column `label` instead.
+            row["label"] = self.labels[0] if len(self.labels) == 1 else None
+        return row
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -346,14 +346,13 @@ class PredictArrays(Predict):
         for number, (out, view) in enumerate(zip(outs, parts, strict=True)):
             # torch.save() would store the whole batch with a view.
             part = tree_map_only(torch.Tensor, torch.clone, view)
+            name = "prediction.npy" if isinstance(part, torch.Tensor) else "prediction.pt"
             if isinstance(part, torch.Tensor):
                 # NumPy has no numbers of the type bfloat16.
                 part = part.float() if part.dtype == torch.bfloat16 else part
-                np.save(out / "prediction.npy", part.numpy())
-                name = "prediction.npy"
+                np.save(out / name, part.numpy())
             else:
-                torch.save(part, out / "prediction.pt")
-                name = "prediction.pt"
+                torch.save(part, out / name)
             rows[number] = {"output": name, **rows[number]}
         return rows
 

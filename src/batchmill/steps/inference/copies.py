@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 
 class Copies:
@@ -15,11 +15,11 @@ class Copies:
 
     def to_device(self, batch: Any) -> Any:
         """Return a batch, with its tensors on the device."""
-        return tree_map(lambda value: _moved(value, self._device), batch)
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.to(self._device), batch)
 
     def to_memory(self, output: Any) -> tuple[Any, Callable[[], None]]:
         """Return an output with its tensors in main memory, and a function that waits for them."""
-        return tree_map(lambda value: _moved(value, torch.device("cpu")), output), lambda: None
+        return tree_map_only(torch.Tensor, torch.Tensor.cpu, output), lambda: None
 
 
 class CudaCopies(Copies):
@@ -36,16 +36,15 @@ class CudaCopies(Copies):
         """Return a batch, with its tensors on the GPU. Only the GPU waits for the copy."""
         current = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
-            moved = tree_map(lambda value: _moved(value, self._device, wait=False), batch)
+            moved = _begin_copy(batch, self._device)
         current.wait_stream(self._stream)
         # Otherwise, the next copy could use the memory of a batch that the model still reads.
-        tree_map(lambda value: _use_in(current, value), moved)
+        tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(current), moved)
         return moved
 
     def to_memory(self, output: Any) -> tuple[Any, Callable[[], None]]:
         """Return an output, and a function that waits until its tensors are in main memory."""
-        cpu = torch.device("cpu")
-        copied = tree_map(lambda value: _moved(value, cpu, wait=False), output)
+        copied = _begin_copy(output, torch.device("cpu"))
         done: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record(torch.cuda.current_stream(self._device))
         return copied, done.synchronize
@@ -56,10 +55,5 @@ def copies_of(device: torch.device) -> Copies:
     return CudaCopies(device) if device.type == "cuda" else Copies(device)
 
 
-def _moved(value: Any, device: torch.device, *, wait: bool = True) -> Any:
-    return value.to(device, non_blocking=not wait) if isinstance(value, torch.Tensor) else value
-
-
-def _use_in(stream: torch.cuda.Stream, value: Any) -> None:
-    if isinstance(value, torch.Tensor) and value.is_cuda:
-        value.record_stream(stream)
+def _begin_copy(value: Any, device: torch.device) -> Any:
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), value)
