@@ -51,7 +51,10 @@ def parse_pairs(pairs: Sequence[str], option: str, example: str) -> dict[str, An
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise OptionError(f"{option} {pair}: expected key=value, such as {option} {example}.")
-        values[key.strip()] = _json_or_text(text)
+        try:
+            values[key.strip()] = json.loads(text)
+        except ValueError:
+            values[key.strip()] = text
     return values
 
 
@@ -171,13 +174,6 @@ def _type_name(hint: Any) -> str:
     hint = getattr(hint, "__origin__", hint) if hasattr(hint, "__metadata__") else hint
     name = getattr(hint, "__name__", None)
     return name if isinstance(hint, type) and name else str(hint).replace("typing.", "")
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _read_file(file: Path) -> dict[str, Any]:

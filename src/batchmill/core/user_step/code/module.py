@@ -110,11 +110,9 @@ def bound_by_import(node: ast.Import | ast.ImportFrom, package: str) -> Iterator
     """Yield the names that an import binds, and their values. The name of `import *` is `*`."""
     if isinstance(node, ast.Import):
         for alias in node.names:
-            if alias.asname:
-                yield alias.asname, Value(alias.name)
-            else:
-                top = alias.name.partition(".")[0]
-                yield top, Value(top)
+            # `import a.b` binds only `a`.
+            name = alias.name if alias.asname else alias.name.partition(".")[0]
+            yield alias.asname or name, Value(name)
         return
     base = _base(node, package)
     for alias in node.names:
@@ -227,23 +225,22 @@ class _Effects:
 
     def _runs(self, node: ast.stmt, own: set[str]) -> bool:
         """Return whether a statement runs code with effects. `own`: names of the class body."""
+        decorators = getattr(node, "decorator_list", ())
+        if not all(self._is_standard(part, own) for part in decorators):
+            return True
         if isinstance(node, _FUNCTIONS):
-            defaults = [default for default in node.args.kw_defaults if default]
-            executed = [*node.decorator_list, *node.args.defaults, *defaults]
-            return not all(self._is_plain(part, own) for part in executed) or any(
-                not self._is_standard(part, own) for part in node.decorator_list
-            )
+            defaults = [*node.args.defaults, *filter(None, node.args.kw_defaults)]
+            return not all(self._is_plain(part, own) for part in defaults)
         if isinstance(node, ast.ClassDef):
             inner = own.union(*(bound_names(part) for part in node.body))
             return (
                 bool(node.keywords)
-                or any(not self._is_standard(part, own) for part in node.decorator_list)
                 or any(self._is_of_user(part) for part in node.bases)
                 or any(self._runs(part, inner) for part in effective(node.body))
             )
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            is_definition = all(map(_is_name, targets))
+            is_definition = all(map(_binds_only_names, targets))
             return not is_definition or not (node.value is None or self._is_plain(node.value, own))
         return type(node).__name__ != "TypeAlias"  # A node since Python 3.12.
 
@@ -282,9 +279,5 @@ class _Effects:
         )
 
 
-def _is_name(target: ast.expr) -> bool:
-    if isinstance(target, ast.Tuple | ast.List):
-        return all(map(_is_name, target.elts))
-    if isinstance(target, ast.Starred):
-        return _is_name(target.value)
-    return isinstance(target, ast.Name)
+def _binds_only_names(target: ast.expr) -> bool:
+    return not any(isinstance(part, ast.Attribute | ast.Subscript) for part in ast.walk(target))
