@@ -7,10 +7,10 @@ from typing import Any
 
 def is_async(target: Any) -> bool:
     """Return whether a step is an async function, generator, method, object or class."""
-    called = target
-    if not inspect.iscoroutinefunction(target) and not inspect.isasyncgenfunction(target):
-        called = called_on(target)
-    return inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called)
+    return any(
+        inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called)
+        for called in (target, called_on(target))
+    )
 
 
 def called_on(target: Any) -> Callable[..., Any] | None:

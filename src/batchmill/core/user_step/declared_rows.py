@@ -128,9 +128,7 @@ def _returned(target: Any, kind: str) -> Any:
     """Return the annotation of a step's result; None without a usable one."""
     if hasattr(target, "process_batch"):
         return None
-    function = target
-    if kind != "function":
-        function = getattr(target, "__getitem__", None)
+    function = target if kind == "function" else target.__getitem__
     while hasattr(function, "func"):  # a functools.partial
         function = function.func
     if not inspect.isroutine(function):
