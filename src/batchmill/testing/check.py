@@ -68,15 +68,18 @@ def check_step(
                 rows=rows or [{}] * len(paths),
                 companions=files or [{}] * len(paths),
             )
-            check = _Check(trial)
-            faults = list(check.faults())
+            trial.set_up()
+            before = trial.seen()
+            done = trial.run(num_workers=1, batch_size=len(paths))
+            first = {sample: done[sample] for sample in trial.names}
+            faults = list(_faults(trial, first, before))
     except BatchmillError as error:
         raise AssertionError(_told(name, paths, [str(error)])) from None
     if faults:
         raise AssertionError(_told(name, paths, faults))
     return [
         {"input": path.name, **row}
-        for path, result in zip(paths, check.first.values(), strict=True)
+        for path, result in zip(paths, first.values(), strict=True)
         for row in result.rows
     ]
 
@@ -101,94 +104,91 @@ def _told(name: str, paths: Sequence[Path], faults: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-class _Check:
-    """The check of one step. `faults` runs the step, `first` holds the results of its first run."""
+def _faults(trial: Trial, first: Mapping[str, Result], before: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the faults of a step.
 
-    def __init__(self, trial: Trial) -> None:
-        self._trial = trial
-        self.first: dict[str, Result] = {}
+    Args:
+        trial: The trial after its first run.
+        first: The results of this run.
+        before: The files of the inputs before it.
 
-    def _another(self, name: str) -> Trial:
-        return replace(self._trial, folder=self._trial.folder.with_name(name))
-
-    def faults(self) -> Iterator[str]:
-        """Yield the faults. Raises BatchmillError if the step cannot be run."""
-        trial = self._trial
-        trial.set_up()
-        before = trial.seen()
-        done = trial.run(num_workers=1, batch_size=len(trial.names))
-        self.first = {name: done[name] for name in trial.names}
-        for name, result in self.first.items():
-            if result.fault:
-                yield f"{name} is not ok: {result.fault}"
-        if all(result.fault for result in self.first.values()):
-            return  # There are no results to compare.
-        touched = list(_touched(trial, before))
-        yield from touched
-        yield from _strays(trial)
-        fresh = self._fresh()
-        yield from _fresh_faults(fresh, trial)
-        # Only the first difference is reported, because the others have the same cause.
-        differing = (
-            self._other_workers()
-            or self._differing(fresh.results, "in a fresh process, in another folder,")
-            or ("" if touched else self._second_run())
+    Raises BatchmillError if the step cannot be run.
+    """
+    for name, result in first.items():
+        if result.fault:
+            yield f"{name} is not ok: {result.fault}"
+    if all(result.fault for result in first.values()):
+        return  # There are no results to compare.
+    touched = list(_touched(trial, before))
+    yield from touched
+    yield from _strays(trial)
+    fresh = _run_fresh(trial)
+    yield from _fresh_faults(fresh, trial)
+    # Only the first difference is reported, because the others have the same cause.
+    differing = (
+        _differing(
+            first, _other_workers(trial), "in another run, with other workers in another order,"
         )
-        if differing:
-            yield differing
+        or _differing(first, fresh.results, "in a fresh process, in another folder,")
+        or ("" if touched else _second_run(trial, first))
+    )
+    if differing:
+        yield differing
 
-    def _differing(self, others: Mapping[str, Result], when: str) -> str:
-        """Describe the first sample with another result. Empty if there is no difference."""
-        for name, result in self.first.items():
-            if not result.fault and name in others and others[name] != result:
-                what = _difference(result, others[name])
-                if what:
-                    return f"{name}: {when} {what}. {_REMEDY}"
-        return ""
 
-    def _other_workers(self) -> str:
-        trial = self._another("again")
-        # Item i of a list belongs to row i, so the order of the rows must not change.
-        trial.set_up(backwards=self._trial.prepare().step.kind != "items")
-        done = trial.run(num_workers=2, batch_size=1)
-        return self._differing(done, "in another run, with other workers in another order,")
+def _differing(first: Mapping[str, Result], others: Mapping[str, Result], when: str) -> str:
+    """Describe the first sample with another result. Empty if there is no difference."""
+    for name, result in first.items():
+        if not result.fault and name in others and others[name] != result:
+            what = _difference(result, others[name])
+            if what:
+                return f"{name}: {when} {what}. {_REMEDY}"
+    return ""
 
-    def _fresh(self) -> Fresh:
-        trial = self._another("fresh")
-        trial.set_up()
-        prepared = trial.prepare()
-        job, step = prepared.job, prepared.step
-        # The manifest fills in missing values, and gives each column one type.
-        rows = prepared.manifest.manifest_rows()
-        listed = zip(trial.names, rows, trial.companions, strict=True)
-        task = {
-            "step": job.step,
-            "params": job.params,
-            "search": job.search,
-            "inputs": [
-                (name, str(trial.inputs / name), row, {column: row[column] for column in files})
-                for name, row, files in listed
-            ],
-            "pickle_digest": pickle_digest(step.pickled),
-            "description": step.description,
-        }
-        return run_fresh(trial.folder / "process", task, step.pickled)
 
-    def _second_run(self) -> str:
-        """Describe a fault of the second run. Empty if there is no fault."""
-        trial = self._trial
-        pending = trial.prepare().plan.pending
-        if len(pending):
-            named = pending["input"].to_pylist()[0].removeprefix("inputs/")
-            return f"{named}: a second run executes it again ({pending['reason'][0]})."
-        ledger = Ledger(LocalStore(trial.job().output))
-        records = ledger.records(["input", "outputs"])
-        for outputs in records["outputs"].to_pylist():
-            if outputs:
-                (trial.folder / "dataset" / outputs[0]["path"]).unlink()
-                done = trial.run(num_workers=1, batch_size=1)
-                return self._differing(done, "executed again, because an output was deleted,")
-        return ""
+def _other_workers(trial: Trial) -> dict[str, Result]:
+    again = replace(trial, folder=trial.folder.with_name("again"))
+    # Item i of a list belongs to row i, so the order of the rows must not change.
+    again.set_up(backwards=trial.prepare().step.kind != "items")
+    return again.run(num_workers=2, batch_size=1)
+
+
+def _run_fresh(trial: Trial) -> Fresh:
+    trial = replace(trial, folder=trial.folder.with_name("fresh"))
+    trial.set_up()
+    prepared = trial.prepare()
+    job, step = prepared.job, prepared.step
+    # The manifest fills in missing values, and gives each column one type.
+    rows = prepared.manifest.manifest_rows()
+    listed = zip(trial.names, rows, trial.companions, strict=True)
+    task = {
+        "step": job.step,
+        "params": job.params,
+        "search": job.search,
+        "inputs": [
+            (name, str(trial.inputs / name), row, {column: row[column] for column in files})
+            for name, row, files in listed
+        ],
+        "pickle_digest": pickle_digest(step.pickled),
+        "description": step.description,
+    }
+    return run_fresh(trial.folder / "process", task, step.pickled)
+
+
+def _second_run(trial: Trial, first: Mapping[str, Result]) -> str:
+    """Describe a fault of the second run. Empty if there is no fault."""
+    pending = trial.prepare().plan.pending
+    if len(pending):
+        named = pending["input"].to_pylist()[0].removeprefix("inputs/")
+        return f"{named}: a second run executes it again ({pending['reason'][0]})."
+    ledger = Ledger(LocalStore(trial.job().output))
+    records = ledger.records(["input", "outputs"])
+    for outputs in records["outputs"].to_pylist():
+        if outputs:
+            (trial.folder / "dataset" / outputs[0]["path"]).unlink()
+            done = trial.run(num_workers=1, batch_size=1)
+            return _differing(first, done, "executed again, because an output was deleted,")
+    return ""
 
 
 def _touched(trial: Trial, before: Mapping[str, Any]) -> Iterator[str]:
