@@ -115,10 +115,10 @@ def _reason(error: OSError | StoreError) -> str:
 def _no_step(ledger: Ledger, probe: Probe) -> str:
     spec = read_spec(ledger, probe.run)
     try:
-        loaded = load_planned_step(ledger, spec, probe.pickle_digest)
+        step, planned = load_planned_step(ledger, spec, probe.pickle_digest)
     except BatchmillError as error:
         return f"{error} Or let Ray copy it: {_BRING}."
-    texts = differences_from_plan(loaded.step, loaded.planned)
+    texts = differences_from_plan(step, planned)
     if texts:
         return (
             f"{' and '.join(texts)} differs from the run's version. Install the same version on "

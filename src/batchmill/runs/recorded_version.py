@@ -194,7 +194,7 @@ def _load_step(ledger: Ledger, spec: RunSpec, *, trusted: bool) -> Step:
             f"--execute: the step {spec.step} is in the dataset, not in a module, and would run "
             "with your rights. If you trust the authors of the dataset, add --trust-step."
         )
-    step = load_planned_step(ledger, spec, pickle_digest(pickled)).step
+    step, _ = load_planned_step(ledger, spec, pickle_digest(pickled))
     step = replace(step, pickled=pickled)
     if step.kind == "items":
         raise OptionError(

@@ -6,7 +6,6 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 import xxhash
 
@@ -27,16 +26,9 @@ class OutputError(Exception):
     """The files that a step wrote differ from the files that its rows name, or are not allowed."""
 
 
-class PlacedOutputs(NamedTuple):
-    """The files of an input in the dataset, and the uploads that are left to do."""
-
-    files: tuple[WrittenFile, ...] = ()
-    uploads: Sequence[Upload] = ()
-
-
 def place_outputs(
     staged: Path | None, rows: Sequence[Row], staging: StagingArea, input_id: str
-) -> PlacedOutputs:
+) -> tuple[tuple[WrittenFile, ...], Sequence[Upload]]:
     """Move a step's files into the dataset, and put their new paths into the rows.
 
     Args:
@@ -48,8 +40,8 @@ def place_outputs(
         input_id: The input's id.
 
     Returns:
-        The files, with their paths in the dataset. In a remote dataset, they are only named, and
-        the uploads are left to do.
+        The files, with their paths in the dataset, and the uploads that are left to do. In a
+        remote dataset, the files are only named.
 
     Raises:
         OutputError: The rows and the folder do not have the same files, or a file is not allowed.
@@ -59,7 +51,7 @@ def place_outputs(
         _check_folder(staged)
     named = _named(rows, staged)
     if not staged and not named:
-        return PlacedOutputs()
+        return (), ()
     names = sorted(_written(staged)) if staged else []
     _compare(set(named), set(names))
     # The files are hashed now, while they are in the page cache.
@@ -83,7 +75,7 @@ def place_outputs(
         WrittenFile(f"{folder}/{name}", seen.size, seen.content, packed.get(name))
         for name, seen in written.items()
     )
-    return PlacedOutputs(files, uploads)
+    return files, uploads
 
 
 def folder_name(input_id: str, contents: Mapping[str, str]) -> str:

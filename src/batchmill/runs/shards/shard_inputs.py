@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from batchmill.core.layout import PICKLED_STEP
 from batchmill.core.ledger.ledger import Ledger
@@ -161,19 +161,12 @@ class ShardInputs:
         return {"path": path, "url": url, "planned": planned}
 
 
-class LoadedStep(NamedTuple):
-    """A step as this machine has it, and its description in the run's plan."""
-
-    step: Step
-    planned: Any
-
-
 def pickled_step_name(ledger: Ledger, run: int) -> str:
     """Return the name of the file with a step that other processes cannot import."""
     return f"{ledger.run_folder(run)}/{PICKLED_STEP}"
 
 
-def load_planned_step(ledger: Ledger, spec: RunSpec, pickle_digest: str) -> LoadedStep:
+def load_planned_step(ledger: Ledger, spec: RunSpec, pickle_digest: str) -> tuple[Step, Any]:
     """Load the step of a run.
 
     Args:
@@ -183,7 +176,7 @@ def load_planned_step(ledger: Ledger, spec: RunSpec, pickle_digest: str) -> Load
             if the step is imported. Then no pickle is read.
 
     Returns:
-        The step.
+        The step as this machine has it, and its description in the run's plan.
 
     Raises:
         StepError: The step cannot be loaded on this machine.
@@ -192,8 +185,8 @@ def load_planned_step(ledger: Ledger, spec: RunSpec, pickle_digest: str) -> Load
     planned = ledger.steps.read(spec.identity)
     if not pickle_digest:
         step = load_step(spec.step, spec.params, search=spec.search, file_columns=spec.file_columns)
-        return LoadedStep(step, planned or step.description)
+        return step, planned or step.description
     check_step(spec.step)
     pickled = ledger.store.read(pickled_step_name(ledger, spec.run))
     step = unpickle_step(pickled, pickle_digest, planned or {}, search=spec.search)
-    return LoadedStep(step, planned)
+    return step, planned
