@@ -19,7 +19,7 @@ from harness.live import ROOT
 from batchmill.core.planning.prepare import prepare
 from batchmill.runs.execute import execute
 from batchmill.runs.runner import InThisProcess
-from batchmill.runs.workers import feed
+from batchmill.runs.workers import control
 from batchmill.runs.workers.control import Pace
 
 RETRIES = 2
@@ -147,7 +147,7 @@ def test_the_rate_limits_the_workers_and_retries_together(summarise, monkeypatch
         begun.append(now)
         return Pace(seconds, now)
 
-    monkeypatch.setattr(feed, "Pace", make_pace)
+    monkeypatch.setattr(control, "Pace", make_pace)
     texts = [*healthy(70), *(f"About busy 1, number {number}" for number in range(10))]
     with chat_server() as server:
         outcomes = summarise(server, texts, num_workers=2, rate="40/s", retries=1)

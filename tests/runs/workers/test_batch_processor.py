@@ -6,8 +6,7 @@ from multiprocessing.reduction import ForkingPickler
 import pytest
 
 from batchmill.core.outcome import Outcome, UnstoredOutcome
-from batchmill.runs.workers.batch_monitor import BatchMonitor
-from batchmill.runs.workers.batch_processor import BatchProcessor
+from batchmill.runs.workers.batch_processor import BatchMonitor, BatchProcessor
 from batchmill.runs.workers.control import SharedFlag, Stop
 from batchmill.runs.workers.input_table import InputTable
 from batchmill.runs.workers.loaded_batches import (

@@ -18,13 +18,11 @@ from pathlib import Path
 from batchmill.core.outcome import Outcome
 from batchmill.core.storage.scratch import FOR_SOCKETS, scratch_folder, short_base
 from batchmill.errors import WorkerError
-from batchmill.runs.workers.batch_monitor import BatchMonitor
-from batchmill.runs.workers.batch_processor import BatchProcessor
-from batchmill.runs.workers.feed import Feed
+from batchmill.runs.workers.batch_processor import BatchMonitor, BatchProcessor
+from batchmill.runs.workers.control import Feed
 from batchmill.runs.workers.input_table import InputTable, LoaderPass
-from batchmill.runs.workers.loader_driver import LoaderDriver
+from batchmill.runs.workers.loader_driver import LoaderDriver, ShardWork
 from batchmill.runs.workers.processes import adopt_orphans, children, end_children
-from batchmill.runs.workers.shard_work import ShardWork
 from batchmill.runs.workers.worker_exit import WorkerExit
 
 # If a worker dies between inputs, no input caused it. After this number of DataLoaders in a row

@@ -1,10 +1,11 @@
 """Drives one DataLoader: starts its workers, processes their batches, and reports dead workers."""
 
+import logging
 import os
 import queue
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,26 +14,65 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from batchmill.core.outcome import Outcome
-from batchmill.runs.workers.async_inputs import ConcurrentInputs
+from batchmill.core.outcome import RETRIED_KINDS, Outcome, UnstoredOutcome
+from batchmill.runs.workers.async_inputs import Concurrency, ConcurrentInputs
 from batchmill.runs.workers.batch_processor import BatchProcessor
-from batchmill.runs.workers.control import SharedFlag
-from batchmill.runs.workers.feed import Feed
+from batchmill.runs.workers.control import Feed, SharedFlag, Stop
 from batchmill.runs.workers.guarded_inputs import GuardedInputs
 from batchmill.runs.workers.input_table import LoaderPass
-from batchmill.runs.workers.loaded_batches import Batch
+from batchmill.runs.workers.loaded_batches import Batch, BatchCallbacks, Sample
 from batchmill.runs.workers.loader_context import WorkerContext
 from batchmill.runs.workers.memory_usage import kernel_oom_kills
+from batchmill.runs.workers.pipeline import TransferPipeline
 from batchmill.runs.workers.private_api import start_workers
 from batchmill.runs.workers.processes import ChildProcess
-from batchmill.runs.workers.shard_work import ShardWork
-from batchmill.runs.workers.watchdog import Watchdog
+from batchmill.runs.workers.watchdog import Limits, Watchdog
 from batchmill.runs.workers.worker import this_worker
 from batchmill.runs.workers.worker_channel import WorkerChannel
 from batchmill.runs.workers.worker_exit import WorkerExit, exit_of
 
+logger = logging.getLogger(__name__)
+
 # A worker has this number of batches, with the one that it loads.
 _BATCHES_PER_WORKER = 2
+
+
+@dataclass(kw_only=True)
+class ShardWork:
+    """How the inputs of a shard are executed. Each one is identified by its index.
+
+    Attributes:
+        count: The number of inputs.
+        run: Executes one input in a worker, and never raises. With `processing`, it may return a
+            sample instead of an outcome.
+        lost: Returns the outcome of an input whose worker died.
+        deliver: Receives each final outcome once, several at a time, also from other threads.
+        limits: The limits of one input.
+        retries: How often an input is executed again after a failure.
+        retried: The kinds of outcomes that are such failures.
+        warn: Called with a warning about a worker, also from other threads.
+        stop: The request to stop. After it, inputs without an outcome stay without one.
+        processing: The functions that process samples; None if `run` returns only outcomes.
+        pipeline: Moves remote files while steps run. Without it, `run` may not return an
+            `UnstoredOutcome`.
+        concurrency: Runs several inputs at a time in each worker, instead of `run`. None if the
+            step is not async.
+        imported: The files of libraries that workers have imported are added to it.
+    """
+
+    count: int
+    run: Callable[[int], Outcome | UnstoredOutcome | Sample]
+    lost: Callable[[int, WorkerExit], Outcome]
+    deliver: Callable[[Sequence[Outcome]], None]
+    limits: Limits
+    retries: int
+    retried: Collection[str] = RETRIED_KINDS
+    warn: Callable[[str], None] = logger.warning
+    stop: Stop = field(default_factory=Stop)
+    processing: BatchCallbacks | None = None
+    pipeline: TransferPipeline | None = None
+    concurrency: Concurrency | None = None
+    imported: set[str] = field(default_factory=set)
 
 
 @dataclass(kw_only=True)
