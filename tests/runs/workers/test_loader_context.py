@@ -30,8 +30,8 @@ def begin():
     """Return a function that starts a worker for each function, and returns context and items."""
     started = []
 
-    def start(*functions, idle_work=None):
-        context = WorkerContext(len(functions), idle_work)
+    def start(*functions, processor=None):
+        context = WorkerContext(len(functions), processor)
         started.append(context)
         loader = DataLoader(
             Functions(functions, context.results),
@@ -85,10 +85,10 @@ def test_nothing_arrives_in_time(begin):
         context.results.get(timeout=0.01)
 
 
-def test_idle_work_is_done_while_nothing_arrives(begin):
+def test_batches_continue_while_nothing_arrives(begin):
     go, back = os.pipe()
 
-    class Work:
+    class Processor:
         done = 0
 
         @property
@@ -102,10 +102,10 @@ def test_idle_work_is_done_while_nothing_arrives(begin):
 
     def send(_):
         os.read(go, 1)
-        yield "after the work"
+        yield "after the batches"
 
-    work = Work()
-    assert list(begin(send, idle_work=work)[1]) == ["after the work"]
-    assert work.done == 3
+    processor = Processor()
+    assert list(begin(send, processor=processor)[1]) == ["after the batches"]
+    assert processor.done == 3
     os.close(go)
     os.close(back)

@@ -12,10 +12,11 @@ from multiprocessing import Pipe
 from multiprocessing.context import ForkContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from batchmill.runs.workers.batch_processor import BatchProcessor
 from batchmill.runs.workers.control import SharedFlag
 from batchmill.runs.workers.processes import has_ended
 from batchmill.runs.workers.ring_buffer import RingBuffer
@@ -23,19 +24,8 @@ from batchmill.runs.workers.ring_buffer import RingBuffer
 # The process of the shard looks for results at intervals, which grow while none arrives. Without
 # batches, the only results are the ends of workers.
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _LONGEST_WITHOUT_BATCHES = 0.0002, 0.003, 0.02
-# Work that can be done instead of waiting begins after this time without a result.
+# Batches are continued, instead of waiting, after this time without a result.
 _IDLE_SECONDS = 0.02
-
-
-class IdleWork(Protocol):
-    """Work that a process can do while it waits for a result."""
-
-    @property
-    def is_waiting(self) -> bool:
-        """True if there is work."""
-
-    def advance(self) -> None:
-        """Do a part of the work."""
 
 
 class Results:
@@ -47,18 +37,18 @@ class Results:
     Args:
         count: The number of workers.
         workers: The workers. They may be added later.
-        idle_work: Done by the process of the shard while it waits.
+        processor: Continues its batches in the process of the shard while that waits.
 
     Attributes:
         is_waiting: True while the process of the shard waits for a result.
     """
 
     def __init__(
-        self, count: int, workers: Sequence[BaseProcess], idle_work: IdleWork | None
+        self, count: int, workers: Sequence[BaseProcess], processor: BatchProcessor | None
     ) -> None:
         self.is_waiting = False
         self._workers = workers
-        self._idle_work = idle_work
+        self._processor = processor
         self._rings = [RingBuffer() for _ in range(count)]
         self._sender = ThreadPoolExecutor(1, "results")
         self._ended: set[int | None] = set()
@@ -75,7 +65,7 @@ class Results:
     cancel_join_thread = close
 
     def get(self, timeout: float) -> Any:
-        """Return the next result. Do the idle work meanwhile.
+        """Return the next result. Continue batches meanwhile.
 
         Raises:
             queue.Empty: No result has arrived within `timeout` seconds, or a worker has ended.
@@ -83,17 +73,17 @@ class Results:
         """
         idle_since = begun = time.monotonic()
         pause = _SHORTEST_PAUSE
-        longest = _LONGEST_PAUSE if self._idle_work else _LONGEST_WITHOUT_BATCHES
+        longest = _LONGEST_PAUSE if self._processor else _LONGEST_WITHOUT_BATCHES
         self.is_waiting = True
         try:
             while not self._has_arrived():
                 now = time.monotonic()
                 if self._has_end_of_worker() or now > begun + timeout:
                     raise queue.Empty
-                work = self._idle_work
-                if work and work.is_waiting and now > idle_since + _IDLE_SECONDS:
+                processor = self._processor
+                if processor and processor.is_waiting and now > idle_since + _IDLE_SECONDS:
                     self.is_waiting = False
-                    work.advance()
+                    processor.advance()
                     self.is_waiting, idle_since = True, time.monotonic()
                 else:
                     time.sleep(pause)
@@ -154,17 +144,17 @@ class WorkerContext(ForkContext):
 
     Args:
         count: The number of workers.
-        idle_work: Done by the process of the shard while it waits for a result.
+        processor: Continues its batches in the process of the shard while that waits for a result.
 
     Attributes:
         workers: The workers.
         results: The queue of their results.
     """
 
-    def __init__(self, count: int, idle_work: IdleWork | None) -> None:
+    def __init__(self, count: int, processor: BatchProcessor | None) -> None:
         super().__init__()
         self.workers: list[BaseProcess] = []
-        self.results = Results(count, self.workers, idle_work)
+        self.results = Results(count, self.workers, processor)
         self._has_results = False
 
     def Process(self, *args: Any, **named: Any) -> BaseProcess:  # type: ignore[override]  # noqa: N802
