@@ -7,6 +7,7 @@ library has no functions for these system calls.
 import ctypes
 import os
 import stat
+import struct
 from collections.abc import Iterable
 
 from batchmill.errors import OptionError
@@ -28,18 +29,9 @@ _SCOPES = 0b11
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-
-class _Ruleset(ctypes.Structure):
-    _fields_ = (
-        ("handled_access_fs", ctypes.c_uint64),
-        ("handled_access_net", ctypes.c_uint64),
-        ("scoped", ctypes.c_uint64),
-    )
-
-
-class _PathBeneath(ctypes.Structure):
-    _pack_ = 1
-    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
+# The structs `landlock_ruleset_attr` (denied access to files, denied network, scopes) and
+# `landlock_path_beneath_attr` (allowed access, file descriptor). The second is packed.
+_RULESET, _PATH_RULE = struct.Struct("=QQQ"), struct.Struct("=Qi")
 
 
 def is_supported() -> bool:
@@ -77,9 +69,9 @@ def restrict(writable: Iterable[str], *, network: bool) -> None:
         OSError: A path does not exist, or the kernel does not support this.
     """
     version = _version()
-    rules = _Ruleset(_CHANGES, 0 if network else _TCP, _SCOPES)
-    size = ctypes.sizeof(rules) - (0 if version >= _SCOPES_VERSION else 8)
-    ruleset = _call(_CREATE_RULESET, ctypes.byref(rules), ctypes.c_size_t(size), 0)
+    rules = _RULESET.pack(_CHANGES, 0 if network else _TCP, _SCOPES)
+    size = len(rules) - (0 if version >= _SCOPES_VERSION else 8)
+    ruleset = _call(_CREATE_RULESET, rules, ctypes.c_size_t(size), 0)
     try:
         for path in writable:
             _allow(ruleset, path)
@@ -95,8 +87,8 @@ def _allow(ruleset: int, path: str) -> None:
     try:
         is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
         allowed = _CHANGES if is_folder else _WRITE_FILE | _TRUNCATE
-        rule = _PathBeneath(allowed, descriptor)
-        _call(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(rule), 0)
+        rule = _PATH_RULE.pack(allowed, descriptor)
+        _call(_ADD_RULE, ruleset, _PATH_BENEATH, rule, 0)
     finally:
         os.close(descriptor)
 
