@@ -36,8 +36,7 @@ from batchmill.core.options.job_options import ExecutionOptions, JobSettings
 from batchmill.core.planning.job import make_job
 from batchmill.core.planning.prepare import prepare
 from batchmill.core.sizes import counted
-from batchmill.runs.execute import execute
-from batchmill.runs.runner import InThisProcess
+from batchmill.runs.execute import InThisProcess, execute
 from benchmarks.machine import describe
 
 SHARD_BYTES = 16 * 2**20

@@ -29,8 +29,7 @@ from batchmill.core.planning.batching import Cores, plan_shards
 from batchmill.core.planning.job import make_job
 from batchmill.core.planning.prepare import prepare
 from batchmill.core.planning.run_spec import write_run_plan
-from batchmill.runs.execute import execute
-from batchmill.runs.runner import InThisProcess
+from batchmill.runs.execute import InThisProcess, execute
 from batchmill.runs.shards.run_shard import run_shard
 from batchmill.runs.shards.shard import Shard
 from batchmill.runs.workers.isolated_executor import IsolatedExecutor

@@ -15,8 +15,7 @@ from batchmill.core.planning.prepare import prepare
 from batchmill.core.storage import LocalStore
 from batchmill.datasets.maintenance.merging import with_merged_parts
 from batchmill.datasets.maintenance.verify import verify
-from batchmill.runs.execute import execute
-from batchmill.runs.runner import InThisProcess
+from batchmill.runs.execute import InThisProcess, execute
 
 
 class ManyParts(InThisProcess):

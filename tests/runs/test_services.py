@@ -17,8 +17,7 @@ from harness.jobs import job_of
 from harness.live import ROOT
 
 from batchmill.core.planning.prepare import prepare
-from batchmill.runs.execute import execute
-from batchmill.runs.runner import InThisProcess
+from batchmill.runs.execute import InThisProcess, execute
 from batchmill.runs.workers import control
 from batchmill.runs.workers.control import Pace
 

@@ -11,8 +11,7 @@ from batchmill import OptionError
 from batchmill.cli.main import main
 from batchmill.core.planning.prepare import prepare
 from batchmill.datasets.publishing.summary import adoption_lines
-from batchmill.runs.execute import execute
-from batchmill.runs.runner import InThisProcess
+from batchmill.runs.execute import InThisProcess, execute
 from batchmill.runs.verify_change import verify_change
 
 SAME = HELPER.replace("len(", "0 + len(")

@@ -23,9 +23,9 @@ from batchmill.orchestration.metrics import COLUMNS
 from batchmill.orchestration.runners.scheduler import ShardScheduler
 from batchmill.orchestration.runners.shard_runner import LocalRunner, ShardRunner
 from batchmill.orchestration.server.api import record_ends, wait_until_recorded
+from batchmill.runs.execute import Runner, ShardsEnd
 from batchmill.runs.progress import RunWatcher
 from batchmill.runs.run import Run
-from batchmill.runs.runner import Runner, ShardsEnd
 from batchmill.runs.shards.shard import Shard
 from batchmill.steps.inference.gpus import gpus_for
 from batchmill.tasks.shard import run_local_shard

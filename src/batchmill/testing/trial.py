@@ -15,8 +15,7 @@ from batchmill.core.outcome import Outcome
 from batchmill.core.planning.job import Job, make_job
 from batchmill.core.planning.prepare import Prepared, prepare
 from batchmill.core.storage.fingerprints import Fingerprint, fingerprint
-from batchmill.runs.execute import execute
-from batchmill.runs.runner import InThisProcess
+from batchmill.runs.execute import InThisProcess, execute
 from batchmill.testing.fresh_process import Result, result_of
 
 # A step that hangs fails its test after this time.

@@ -29,11 +29,10 @@ from batchmill.core.planning.prepare import prepare
 from batchmill.core.planning.run_spec import write_run_plan
 from batchmill.core.storage import LocalStore
 from batchmill.datasets.publishing.summary import failure_message
-from batchmill.runs.execute import execute
+from batchmill.runs.execute import InThisProcess, ShardsEnd, execute
 from batchmill.runs.inputs import read_input
 from batchmill.runs.progress import RunWatcher
 from batchmill.runs.run import open_run
-from batchmill.runs.runner import InThisProcess, ShardsEnd
 from batchmill.runs.shards.run_shard import run_shard
 from batchmill.runs.shards.shard import ask_to_split, split, unfinished
 from batchmill.runs.workers import watchdog

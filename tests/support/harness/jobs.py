@@ -7,8 +7,7 @@ from batchmill.core.options.job_options import JobSettings
 from batchmill.core.planning.job import make_job
 from batchmill.core.planning.prepare import prepare
 from batchmill.core.planning.recorded_job import jobs_to_update
-from batchmill.runs.execute import RunObserver, execute
-from batchmill.runs.runner import InThisProcess
+from batchmill.runs.execute import InThisProcess, RunObserver, execute
 from batchmill.runs.verify_change import verify_change
 
 

@@ -13,9 +13,8 @@ from batchmill.core.planning.job import Job
 from batchmill.core.planning.prepare import Prepared
 from batchmill.datasets.publishing.summary import Summary, failure_message
 from batchmill.errors import RunError
-from batchmill.runs.execute import RunObserver, execute
+from batchmill.runs.execute import InThisProcess, RunObserver, execute
 from batchmill.runs.run import Run
-from batchmill.runs.runner import InThisProcess
 
 
 class JobEnd(NamedTuple):
