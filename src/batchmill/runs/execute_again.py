@@ -4,7 +4,8 @@ The new results are in a dataset that is discarded.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -121,15 +122,27 @@ def compare_again(
         is_cancelled: Returns True if the execution must end early.
 
     Returns:
-        The differences of the new results from the records, by the input's name.
+        The differences of the new results from the records, by the input's name. Inputs with equal
+        results are left out.
 
     Raises the errors of `made_again`.
     """
     with made_again(prepared, rows, is_cancelled) as made:
-        after = {one["input"]: one for one in made.records(RESULT_COLUMNS).to_pylist()}
+        after = {new["input"]: new for new in made.records(RESULT_COLUMNS).to_pylist()}
     names = prepared.manifest.inputs["input"].take(rows)
     before = records.filter(pc.is_in(records["input"], value_set=names)).to_pylist()
-    return {one["input"]: list(differences(one, after.get(one["input"]))) for one in before}
+    compared = {old["input"]: list(differences(old, after.get(old["input"]))) for old in before}
+    return {name: different for name, different in compared.items() if different}
+
+
+def count_kinds(found: Iterable[Sequence[ResultDifference]]) -> Counter[str]:
+    """Return how many inputs differ in each column or file, given the differences of each input."""
+    return Counter(what for those in found for what in dict.fromkeys(one.what for one in those))
+
+
+def failure_text(record: Mapping[str, Any]) -> str:
+    """Return why the input of a record is not ok, in one line."""
+    return f"{record['outcome']}: {one_line(record['error'], record['message'])}"
 
 
 def differences(
@@ -145,8 +158,7 @@ def differences(
         yield ResultDifference("outcome", NO_OUTCOME)
         return
     if after["outcome"] != "ok":
-        why = f"{after['outcome']}: {one_line(after['error'], after['message'])}"
-        yield ResultDifference("outcome", why)
+        yield ResultDifference("outcome", failure_text(after))
         return
     files = ({file_name(file["path"]): file for file in one["outputs"]} for one in (before, after))
     yield from file_differences(*files)

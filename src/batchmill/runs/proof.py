@@ -26,7 +26,7 @@ from batchmill.core.user_step.code.files import imported_packages
 from batchmill.datasets.publishing.metadata_table import metadata_table
 from batchmill.datasets.reading.published import read_published
 from batchmill.errors import LedgerError, OptionError, StoreError
-from batchmill.runs.execute_again import ResultDifference, compare_again
+from batchmill.runs.execute_again import ResultDifference, compare_again, count_kinds
 from batchmill.runs.recorded_version import RecordedVersion
 
 _SHOWN = 10
@@ -141,10 +141,8 @@ def _prove(
     if not table_fault:
         for name, difference in _unlike_table(recorded, records):
             found.setdefault(name, []).append(difference)
-    different = sorted(name for name in found if found[name])
-    counts = Counter(
-        what for name in different for what in dict.fromkeys(one.what for one in found[name])
-    )
+    different = sorted(found)
+    counts = count_kinds(found[name] for name in different)
     return Proof(
         dataset=dataset,
         version=version.number,

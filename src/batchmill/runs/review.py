@@ -23,7 +23,6 @@ import pyarrow.compute as pc
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.ledger.state import OK
 from batchmill.core.options.job_options import RunOptions
-from batchmill.core.outcome import one_line
 from batchmill.core.planning.changed_code import ChangeCheck
 from batchmill.core.planning.forecast_sample import random_sample
 from batchmill.core.planning.job import make_job
@@ -44,7 +43,9 @@ from batchmill.runs.execute_again import (
     NO_OUTCOME,
     RESULT_COLUMNS,
     ResultDifference,
+    count_kinds,
     differences,
+    failure_text,
     file_name,
     made_again,
     rows_of_record,
@@ -133,11 +134,11 @@ def _compare(
         if was_ok and new is not None and is_ok:
             both.append((one, new))
         elif was_ok:
-            appeared[name] = _reason(new) if new else NO_OUTCOME
+            appeared[name] = failure_text(new) if new else NO_OUTCOME
         elif is_ok:
-            vanished[name] = _reason(one)
+            vanished[name] = failure_text(one)
     found = [list(differences(*pair)) for pair in both]
-    counts = Counter(what for those in found for what in dict.fromkeys(one.what for one in those))
+    counts = count_kinds(found)
     changed = [(pair, those) for pair, those in zip(both, found, strict=True) if those]
     stores = prepared.ledger.store, again.store
     compared = (_compare_input(pair, those, stores) for pair, those in changed)
@@ -241,10 +242,6 @@ def _values(records: Sequence[_Record]) -> dict[str, list[Any]]:
             for name, value in row.items():
                 found.setdefault(name, []).append(value)
     return found
-
-
-def _reason(record: _Record) -> str:
-    return f"{record['outcome']}: {one_line(record['error'], record['message'])}"
 
 
 def _bytes(record: _Record) -> int:

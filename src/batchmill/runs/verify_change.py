@@ -74,10 +74,7 @@ def _compare_sample(
     before = prepared.state.of(manifest.inputs["input"].take(rows)).records(RESULT_COLUMNS)
     found = compare_again(replace(prepared, job=strict), rows, before, is_cancelled)
     # With `fail_fast`, inputs without an outcome say nothing. They follow those with an outcome.
-    different = sorted(
-        (name for name in found if found[name]),
-        key=lambda name: (found[name][0].text == NO_OUTCOME, name),
-    )
+    different = sorted(found, key=lambda name: (found[name][0].text == NO_OUTCOME, name))
     return replace(
         check,
         sample=len(rows),
