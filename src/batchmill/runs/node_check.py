@@ -103,13 +103,9 @@ def _fault_of(place: str) -> str:
         with open(place, "rb") as file:
             file.read(1)
     except (OSError, StoreError) as error:
-        return f"cannot be opened: {_reason(error)}"
+        why = error.reason if isinstance(error, StoreError) else error.strerror or str(error)
+        return f"cannot be opened: {why.rstrip('.')}"
     return ""
-
-
-def _reason(error: OSError | StoreError) -> str:
-    text = error.reason if isinstance(error, StoreError) else error.strerror or str(error)
-    return text.rstrip(".")
 
 
 def _no_step(ledger: Ledger, probe: Probe) -> str:
