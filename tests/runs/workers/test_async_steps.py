@@ -17,7 +17,7 @@ from batchmill.core.planning.batching import Cores, plan_shards
 from batchmill.core.planning.prepare import prepare
 from batchmill.core.user_step.load import load_step
 from batchmill.errors import WorkerError
-from batchmill.runs import runner
+from batchmill.runs import execute as engine
 from batchmill.runs.shards import execution
 from batchmill.runs.workers import isolated_executor
 from batchmill.runs.workers.control import Pace
@@ -402,9 +402,9 @@ def test_a_class_that_never_opens_ends_the_run_with_its_reason(run, monkeypatch)
 
 def test_settings_of_the_opening_stay_and_an_error_of_the_end_is_shown(tmp_path, monkeypatch):
     lines = []
-    run_shard = runner.run_shard
+    run_shard = engine.run_shard
     monkeypatch.setattr(
-        runner, "run_shard", lambda shard, seen: run_shard(shard, seen, on_lines=lines.append)
+        engine, "run_shard", lambda shard, seen: run_shard(shard, seen, on_lines=lines.append)
     )
     (tmp_path / "in").mkdir()
     for name in "abcd":

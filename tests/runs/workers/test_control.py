@@ -2,10 +2,13 @@
 
 import os
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
-from batchmill.runs.workers.control import SharedFlag, SharedTurns
+from batchmill.runs.workers import control
+from batchmill.runs.workers.control import Feed, SharedFlag, SharedTurns
+from batchmill.runs.workers.input_table import InputTable
 
 INPUTS = 5_000
 
@@ -42,3 +45,16 @@ def test_more_turns_than_the_capacity_follow_each_other():
             turns.put([(first + 3, 1.5)], first=True)
             assert turns.take(9) == [(first + 3, 1.5), (first + 2, 1.0)]
             assert turns.take() == []
+
+
+def test_inputs_begin_in_order_within_a_rate_if_all_workers_are_busy(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    table = InputTable(8, 0)
+    feed = Feed(table, pace_seconds=1.0)
+    feed.begin(table.give(0.0, 2).indices)
+    for second in range(20):
+        clock[0] = float(second)
+        feed.advance()
+    with closing(feed.turns) as turns:
+        assert [index for index, _ in turns.take(8)] == [*range(8)]

@@ -14,7 +14,7 @@ from harness.jobs import run_job
 from harness.live import STEP_MODULES, wait_for
 
 from batchmill.core.ledger import committer
-from batchmill.runs import runner
+from batchmill.runs import execute as engine
 from batchmill.runs.shards import execution
 from batchmill.runs.workers import input_table
 
@@ -51,7 +51,7 @@ def play(seed, tmp_path, monkeypatch):
     begun = now()
     with monkeypatch.context() as patch:
         if job.splits:
-            patch.setattr(runner, "run_shard", run_with_splits(runner.run_shard))
+            patch.setattr(engine, "run_shard", run_with_splits(engine.run_shard))
         run_job(
             folder / "in", f"scripted_steps:{job.step}", folder / "out", cores=2, seen=seen,
             policy=job.policy, log=str(folder / "log"), **job.all_options,

@@ -136,6 +136,7 @@ class Feed:
         self.turns = SharedTurns(len(table))
         self._table = table
         self._pace = Pace(pace_seconds, time.monotonic())
+        self._retries: deque[int] = deque()
         self._waiting: deque[int] = deque()
         self._lock = threading.Lock()
 
@@ -149,11 +150,9 @@ class Feed:
         """Let workers begin the inputs whose turn has come. Return False if the pass is over."""
         with self._lock:
             now = time.monotonic()
-            self._waiting.extendleft(reversed(self._table.give_due(now)))
-            ready = []
-            while self._waiting and (turn := self._pace.next_turn(now)) is not None:
-                ready.append((self._waiting.popleft(), turn))
-            self.turns.put(ready, first=self.turns.left > 0)  # If others wait, these are retries.
+            self._retries.extend(self._table.give_due(now))
+            self.turns.put(self._next_of(self._retries, now), first=True)
+            self.turns.put(self._next_of(self._waiting, now), first=False)
             return not self._table.pass_is_over(now)
 
     def shorten(self) -> int:
@@ -164,12 +163,20 @@ class Feed:
             self._waiting.extend(index for index in waiting if index < boundary)
         return boundary
 
+    def _next_of(self, waiting: deque[int], now: float) -> list[tuple[int, float]]:
+        """Remove and return the inputs whose turn has come, each with its time."""
+        ready = []
+        while waiting and (turn := self._pace.next_turn(now)) is not None:
+            ready.append((waiting.popleft(), turn))
+        return ready
+
     def _recall(self) -> list[int]:
         """Take all inputs back that no worker has taken."""
-        found = [index for index, _ in self.turns.take(self.turns.left)]
-        found += self._waiting
+        untaken = [index for index, _ in self.turns.take(self.turns.left)]
+        untaken += [*self._retries, *self._waiting]
+        self._retries.clear()
         self._waiting.clear()
-        return found
+        return untaken
 
 
 class Stop:
