@@ -74,7 +74,7 @@ def test_recordings_become_clips_and_the_server_shows_the_run(shell, api, record
         f"{count - 1} ok, 1 failed",
         "`broken.wav`",
         "data:image/svg+xml",
-        "throughput",
+        "inputs per second",
     ):
         assert expected in page
     (event,) = events_of(api, run, "batchmill.run.finished")

@@ -14,7 +14,6 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 
 from batchmill.core.digests import readable_id
-from batchmill.core.outcome import described
 from batchmill.core.sizes import counted, duration, readable_size
 from batchmill.datasets.publishing.failure_groups import FailureGroup
 from batchmill.datasets.publishing.report import Facts, Report
@@ -130,21 +129,10 @@ def _lines(report: Report) -> Iterator[str]:
     if len(facts.failures):
         yield from _failures(facts)
     yield "\n## Counts\n\n| | |\n|---|---|"
-    for kind, count in summary.outcomes.items():
-        yield f"| {described(kind)} | {count:,} |"
-    if summary.pending:
-        yield f"| pending | {summary.pending:,} |"
-    if summary.unsampled:
-        yield f"| outside the sample | {summary.unsampled:,} |"
+    yield from (f"| {label} | {number} |" for label, number in facts.numbers())
     for name, count in summary.partitions.items():
         yield f"| in partition {name} | {count:,} |"
-    if facts.contents.outputs:
-        size = readable_size(facts.contents.bytes)
-        yield f"| output files | {facts.contents.outputs:,}, {size} |"
     if len(facts.executed):
-        yield f"| executed in run {facts.executed_by} | {len(facts.executed):,} |"
-        yield f"| time from first to last input | {duration(facts.seconds)} |"
-        yield f"| throughput | {facts.throughput:,.1f} inputs/s |"
         yield from _executed(report)
     yield f"\nThe file {code('report.html')} in the dataset also has tracebacks and printed output."
 
@@ -194,8 +182,7 @@ def final_message(summary: Summary, reasons: Sequence[str], summary_key: str) ->
     """
     sentences = [f"{summary.sentence()}.", *filter(None, [summary.unpublished]), *reasons]
     for group in summary.groups[:1]:
-        who = group.examples[0] if group.inputs == 1 else counted(group.inputs, "input")
-        words = f"Group 1, {who}: {group.reason.removesuffix('.')}.".split()
+        words = f"Group 1, {group.who}: {group.reason.removesuffix('.')}.".split()
         sentences += [shortened_name(word, _CELL_CHARACTERS) for word in words]
     if summary.failed:
         sentences.append(f"All reasons are in the artifact {summary_key}.")

@@ -99,6 +99,11 @@ class FailureGroup(NamedTuple):
         return one_line(self.error, self.message) + (f" (in {self.place})" if self.place else "")
 
     @property
+    def who(self) -> str:
+        """The name of the input, or the number of inputs."""
+        return self.examples[0] if self.inputs == 1 else counted(self.inputs, "input")
+
+    @property
     def names(self) -> str:
         """The names of the first inputs."""
         more = ", ..." if self.inputs > len(self.examples) else ""
@@ -122,8 +127,7 @@ class FailureGroup(NamedTuple):
 
     def lines(self) -> list[str]:
         """Return a few lines of text about the group."""
-        who = self.examples[0] if self.inputs == 1 else counted(self.inputs, "input")
-        lines = [f"  group {self.number}: {who}: {self.outcome}: {self.reason}"]
+        lines = [f"  group {self.number}: {self.who}: {self.outcome}: {self.reason}"]
         if self.inputs > 1:
             described = f" ({self.described})" if self.described else ""
             lines.append(f"      {self.names}{described}")

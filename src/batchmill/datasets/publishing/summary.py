@@ -74,6 +74,12 @@ class Summary:
         """The number of inputs whose outcome is not ok."""
         return sum(count for kind, count in self.outcomes.items() if kind != "ok")
 
+    @property
+    def states(self) -> dict[str, int]:
+        """The number of inputs by outcome, and of those that wait for one. None of them is 0."""
+        waiting = {"pending": self.pending, "outside the sample": self.unsampled}
+        return {**self.outcomes, **{state: count for state, count in waiting.items() if count}}
+
     def accepted(self, policy: FailurePolicy) -> bool:
         """Return whether the run is complete and published, and its failures are allowed."""
         return not self.unpublished and self.pending == 0 and self.has_few_failures(policy)
@@ -102,9 +108,8 @@ class Summary:
 
     def sentence(self) -> str:
         """Return the counts as one line of text."""
-        text = f"{self.inputs:,} inputs: {list_counts(self.outcomes) or 'no outcome'}"
-        text = f"{text}, {self.pending:,} pending" if self.pending else text
-        return f"{text}, {self.unsampled:,} outside the sample" if self.unsampled else text
+        parts = ["" if self.outcomes else "no outcome", list_counts(self.states)]
+        return f"{self.inputs:,} inputs: {', '.join(filter(None, parts))}"
 
 
 def summarise(

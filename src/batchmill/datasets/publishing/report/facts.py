@@ -1,6 +1,6 @@
 """Read the facts for the report of a dataset and its last run. Only the ledger is read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +12,11 @@ from batchmill.core.layout import TABLES
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.ledger.snapshots import Snapshot
 from batchmill.core.ledger.state import State
+from batchmill.core.outcome import described
 from batchmill.core.planning.changed_libraries import versions_in
 from batchmill.core.planning.forecast import last_large_run, written_bytes
 from batchmill.core.planning.run_spec import RunSpec, read_spec
+from batchmill.core.sizes import duration, readable_size
 from batchmill.core.urls import absolute
 from batchmill.datasets.publishing.failure_groups import read_failures
 from batchmill.datasets.publishing.summary import (
@@ -91,6 +93,18 @@ class Facts:
     def throughput(self) -> float:
         """The executed inputs per second."""
         return len(self.executed) / self.seconds if len(self.executed) else 0.0
+
+    def numbers(self) -> Iterator[tuple[str, str]]:
+        """Yield the numbers that each report shows: what is counted, and the number as text."""
+        for state, count in self.summary.states.items():
+            yield described(state), f"{count:,}"
+        if self.contents.outputs:
+            yield "output files", f"{self.contents.outputs:,}"
+            yield "size of outputs", readable_size(self.contents.bytes)
+        if len(self.executed):
+            yield f"executed in run {self.executed_by}", f"{len(self.executed):,}"
+            yield "from first start to last end", duration(self.seconds)
+            yield "inputs per second", f"{self.throughput:,.1f}"
 
     def slowest(self) -> list[dict[str, Any]]:
         """Return the inputs that took longest, the longest first."""

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from batchmill.core.layout import FAILURES_CSV, METADATA_CSV, REPORT
 from batchmill.core.ledger.ledger import Ledger
-from batchmill.core.outcome import described, one_line, visible
+from batchmill.core.outcome import one_line, visible
 from batchmill.core.planning.run_spec import read_spec
 from batchmill.core.sizes import counted, duration, readable_size
 from batchmill.core.storage import is_url
@@ -31,8 +31,7 @@ _MESSAGE_CHARACTERS, _MESSAGE_GROUPS = 300, 3
 _SHOWN_CHARACTERS, _SHOWN_GROUPS = 3000, 50
 # The limits of a card. A notebook is saved with its outputs, so each has to stay small.
 _CARD_LIMITS = Limits(samples=8, embedded_bytes=300_000)
-_CARD_FAILURES, _NAME_CHARACTERS = 10, 100
-_CARD_KINDS = ("picture", "sound")
+_CARD_FAILURES = 10
 
 
 class Report(NamedTuple):
@@ -70,9 +69,6 @@ def render(report: Report, gallery: Gallery, columns: Columns) -> str:
         message=message_text(facts),
         shown_groups=_SHOWN_GROUPS,
         shown_failures=facts.failures[:SHOWN_FAILURES].to_pylist(),
-        one_line=one_line,
-        described=described,
-        version=VERSION,
         now=time.time(),
     )
 
@@ -89,7 +85,8 @@ def load_template(name: str) -> "jinja2.Template":
         loader=jinja2.PackageLoader("batchmill.datasets.publishing.report", ""),
     )
     environment.filters |= {"size": readable_size, "duration": duration, "moment": _moment}
-    environment.filters |= {"counted": counted, "start": _start, "end": _end}
+    environment.filters |= {"counted": counted, "start": _start, "end": _end, "visible": visible}
+    environment.globals |= {"one_line": one_line, "version": VERSION}
     return environment.get_template(name)
 
 
@@ -148,14 +145,9 @@ def run_card(ledger: Ledger, summary: Summary, dataset: str) -> str:
         dataset=dataset,
         folder=_folder(dataset),
         files=[] if is_url(dataset) else sorted(tables & {*ledger.store.names("")}, reverse=True),
-        failures=[
-            (_shown(one["input"]), one["outcome"], one_line(one["error"], one["message"]), picture)
-            for one in shown
-            for picture in [gallery.failed.get(one["input"], "")]
-        ],
+        failures=shown,
         more=len(failures) - len(shown),
-        samples=[one for one in gallery.samples if one.preview.kind in _CARD_KINDS],
-        shown=_shown,
+        gallery=gallery,
         ok=OK.colour,
         not_ok=NOT_OK.colour,
     )
@@ -167,7 +159,3 @@ def _folder(dataset: str) -> str:
     A notebook is shown below the address of its folder, and its kernel works in that folder.
     """
     return "" if is_url(dataset) else quote(os.fsencode(os.path.relpath(dataset)))
-
-
-def _shown(name: str) -> str:
-    return _end(visible(name), _NAME_CHARACTERS)

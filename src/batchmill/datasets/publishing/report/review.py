@@ -10,7 +10,6 @@ from batchmill.core.ledger.proof_records import CONFIDENCE, most_different
 from batchmill.core.sizes import counted, duration, readable_size
 from batchmill.datasets.publishing.report.file_comparison import FileComparison
 from batchmill.datasets.publishing.report.page import load_template
-from batchmill.version import VERSION
 
 _SHOWN_LINES = 10
 # After this number of bytes of pictures and recordings, no other follows. So a page stays small.
@@ -191,7 +190,7 @@ class Review:
                 left -= sum(map(len, (*file.pictures, *file.sounds)))
                 if left > 0:
                     shown.add((one.input, name))
-        return load_template("review.html").render(review=self, shown=shown, version=VERSION)
+        return load_template("review.html").render(review=self, shown=shown)
 
 
 def _as_code(line: str) -> str:
