@@ -25,6 +25,7 @@ MADE = PICTURES / "made.json"
 # The code that each picture shows, as glob patterns.
 _TERMINAL = ("src/batchmill/cli/run_console.py", "docs/pictures/measuring.py")
 _REPORT = (
+    "src/batchmill/datasets/publishing/report/base.html",
     "src/batchmill/datasets/publishing/report/page.html",
     "src/batchmill/datasets/publishing/report/style.css",
 )
