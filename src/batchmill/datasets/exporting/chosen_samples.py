@@ -124,7 +124,7 @@ def choose_rows(
         numbers = pc.index_in(rows[name].cast(_TEXT), pa.array(texts, _TEXT)).cast(pa.int64())
         rows = rows.set_column(rows.column_names.index(name), name, numbers)
     return ExportRows(
-        table_hash=published.content,
+        table_hash=published.version.table,
         root=root,
         are_inputs=found.are_inputs,
         samples=samples.take(order),

@@ -40,11 +40,6 @@ class Published(NamedTuple):
     added: TableMetadata
 
     @property
-    def content(self) -> str:
-        """The hash of the table."""
-        return self.version.table
-
-    @property
     def spec(self) -> RunSpec:
         """The settings of the run that published it, such as the root of its inputs."""
         return spec_of(self.version.settings)

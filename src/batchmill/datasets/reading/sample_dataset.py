@@ -100,24 +100,25 @@ def open_dataset(
     )
     published = read_published(dataset, selection.needed, version=version, stale=stale)
     check_columns(published.columns, selection)
-    samples = make_samples(published, selection)
-    if not len(samples.table):
+    samples, are_inputs = make_samples(published, selection)
+    if not len(samples):
         raise OptionError(
             f"{dataset}: has no sample to open. Check the selection, and list its failed inputs: "
             f"batchmill failures {quote(dataset)}"
         )
-    places = samples.table["place"].combine_chunks()
+    places = samples["place"].combine_chunks()
     chosen = choose_load(load, one_of_each_suffix(places), dataset)
     further = [name for name in selection.columns if name in published.added.further]
     for name in further:
-        files = samples.table[name].combine_chunks()
+        files = samples[name].combine_chunks()
         files = files.filter(pc.not_equal(files, ""))
         choose_load(None, one_of_each_suffix(files), dataset)  # Raises for an unknown suffix.
     root = None
-    if samples.are_inputs:
+    if are_inputs:
         root = _input_root(dataset, published.spec.root, places[0].as_py())
-    table = map_table(samples.table, partial(_table_again, selection, published.content))
-    return SampleDataset(selection, published.content, table, root, chosen, transform, further)
+    content = published.version.table
+    table = map_table(samples, partial(_table_again, selection, content))
+    return SampleDataset(selection, content, table, root, chosen, transform, further)
 
 
 def _names(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -126,7 +127,7 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
 
 def _table_again(selection: Selection, content: str) -> pa.Table:
     published = read_published(selection.dataset, selection.needed, content, stale=selection.stale)
-    return make_samples(published, selection).table
+    return make_samples(published, selection)[0]
 
 
 def _input_root(dataset: str, root: str, name: str) -> str:

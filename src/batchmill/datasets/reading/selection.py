@@ -96,15 +96,10 @@ def named(table: pa.Table, dataset: str, pack: str = "") -> Named:
     return Named(table, names, _unique(names), are_inputs=True)
 
 
-class Samples(NamedTuple):
-    """The table of samples. `are_inputs` is true if their files are the inputs."""
+def make_samples(published: Published, selection: Selection) -> tuple[pa.Table, bool]:
+    """Return the table of samples, and whether their files are the inputs.
 
-    table: pa.Table
-    are_inputs: bool
-
-
-def make_samples(published: Published, selection: Selection) -> Samples:
-    """Return the table of samples: `place`, `id` (if it differs), `label`, then the other columns.
+    The columns are `place`, `id` (if it differs), `label`, then the other columns.
 
     Text labels become indices of a dictionary with all labels of the dataset, sorted. A column with
     further files has their places.
@@ -138,7 +133,7 @@ def make_samples(published: Published, selection: Selection) -> Samples:
         samples, found = samples.filter(mask), found._replace(ids=found.ids.filter(mask))
     if labels is not None:
         _check_labels(samples[LABEL], found.ids, dataset)
-    return Samples(samples, found.are_inputs)
+    return samples, found.are_inputs
 
 
 def chosen_rows(rows: pa.Table, selection: Selection, *, option: str = "where") -> pa.Array | None:
