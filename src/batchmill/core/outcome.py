@@ -145,10 +145,17 @@ def one_line(error: str, message: str) -> str:
     >>> one_line("ValueError", "bad header\nat byte 12")
     'ValueError: bad header'
     """
-    first = visible(message.strip().partition("\n")[0])
-    if len(first) > _LINE_CHARACTERS:
-        first = f"{first[:_LINE_CHARACTERS]} ..."
+    first = start_of(visible(message.strip().partition("\n")[0]), _LINE_CHARACTERS)
     return f"{error}: {first}" if first else error
+
+
+def start_of(text: str, characters: int) -> str:
+    """Return the beginning of a text, with a mark if it is cut.
+
+    >>> start_of("abcdef", 6), start_of("abcdef", 5)
+    ('abcdef', 'abcde ...')
+    """
+    return text if len(text) <= characters else f"{text[:characters]} ..."
 
 
 def visible(text: str) -> str:

@@ -14,6 +14,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 
 from batchmill.core.digests import readable_id
+from batchmill.core.outcome import start_of
 from batchmill.core.sizes import counted, duration, readable_size
 from batchmill.datasets.publishing.failure_groups import FailureGroup
 from batchmill.datasets.publishing.report import Facts, Report
@@ -87,7 +88,7 @@ def failure_rows(failures: Iterable[Failure]) -> list[dict[str, object]]:
     """
     rows = [
         {
-            "reason": _shortened(one.reason),
+            "reason": start_of(one.reason, _REASON_CHARACTERS),
             "input": shortened_name(one.input, _INPUT_CHARACTERS),
             "outcome": one.outcome,
             "attempts": one.attempts,
@@ -96,11 +97,6 @@ def failure_rows(failures: Iterable[Failure]) -> list[dict[str, object]]:
     ]
     inputs = Counter(row["reason"] for row in rows)
     return sorted(rows, key=lambda row: (-inputs[row["reason"]], str(row["reason"])))
-
-
-def _shortened(reason: str) -> str:
-    end = "" if len(reason) <= _REASON_CHARACTERS else " ..."
-    return f"{reason[:_REASON_CHARACTERS]}{end}"
 
 
 def artifact_key(kind: str, dataset: str) -> str:

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from batchmill.core.layout import FILES, INPUT_COLUMN, METADATA, OUTPUT_COLUMN
 from batchmill.core.ledger.table_metadata import TableMetadata
+from batchmill.core.outcome import start_of
 from batchmill.core.security.allowlist import refused_inputs
 from batchmill.core.storage import Store, is_url
 from batchmill.core.urls import join
@@ -163,25 +164,19 @@ def gather_gallery(
 
 def _samples(store: Store, previewer: Previewer, count: int) -> Iterator[Sample]:
     # Several rows may name the same file.
-    for output, row in {row.output: row for row in chosen_rows(store, count)}.items():
+    rows = {output: (name, pack) for name, output, pack in chosen_rows(store, count)}
+    for output, (name, pack) in rows.items():
         # A file that was deleted or replaced by a link has no sample.
-        with suppress(StoreError), store.open(row.pack or output) as file:
+        with suppress(StoreError), store.open(pack or output) as file:
             preview = previewer.preview(output, file)
-            yield Sample(row.input, output, "" if row.pack else f"./{quote(output)}", preview)
+            yield Sample(name, output, "" if pack else f"./{quote(output)}", preview)
 
 
-class ChosenRow(NamedTuple):
-    """The input, the output, and its address in a pack, which is empty for a file."""
-
-    input: str
-    output: str
-    pack: str
-
-
-def chosen_rows(store: Store, count: int) -> Iterator[ChosenRow]:
+def chosen_rows(store: Store, count: int) -> Iterator[tuple[str, str, str]]:
     """Yield at most `count` rows of the table that have an output, evenly chosen.
 
-    Nothing is chosen if the table is missing or damaged.
+    Each has its input, its output, and the address in a pack, which is empty for a file. Nothing is
+    chosen if the table is missing or damaged.
     """
     with suppress(OSError, pa.ArrowException, StoreError), store.open(METADATA) as file:
         table = pq.ParquetFile(file)
@@ -199,7 +194,7 @@ def chosen_rows(store: Store, count: int) -> Iterator[ChosenRow]:
             rows = rows.filter(pc.is_valid(rows[OUTPUT_COLUMN]))
             rows = rows.take(pa.array(here[here < len(rows)]))
             yield from (
-                ChosenRow(row[INPUT_COLUMN], row[OUTPUT_COLUMN], row.get(pack) or "")
+                (row[INPUT_COLUMN], row[OUTPUT_COLUMN], row.get(pack) or "")
                 for row in rows.to_pylist()
                 # A manifest may have a column with this name, too.
                 if str(row[OUTPUT_COLUMN]).startswith(f"{FILES}/")
@@ -257,5 +252,4 @@ def _first_rows(file: pa.NativeFile) -> list[list[str]]:
 
 
 def _cell(value: Any) -> str:
-    text = "" if value is None else str(value)
-    return text if len(text) <= _CELL_CHARACTERS else f"{text[:_CELL_CHARACTERS]} ..."
+    return "" if value is None else start_of(str(value), _CELL_CHARACTERS)

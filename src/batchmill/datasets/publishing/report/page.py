@@ -11,14 +11,14 @@ from urllib.parse import quote
 
 from batchmill.core.layout import FAILURES_CSV, METADATA_CSV, REPORT
 from batchmill.core.ledger.ledger import Ledger
-from batchmill.core.outcome import one_line, visible
+from batchmill.core.outcome import one_line, start_of, visible
 from batchmill.core.planning.run_spec import read_spec
 from batchmill.core.sizes import counted, duration, readable_size
 from batchmill.core.storage import is_url
 from batchmill.datasets.publishing.failure_groups import read_failures
-from batchmill.datasets.publishing.report.columns import Columns, describe_columns
+from batchmill.datasets.publishing.report.columns import describe_columns
 from batchmill.datasets.publishing.report.facts import SHOWN_FAILURES, Facts, gather
-from batchmill.datasets.publishing.report.gallery import Gallery, Limits, gather_gallery
+from batchmill.datasets.publishing.report.gallery import Limits, gather_gallery
 from batchmill.datasets.publishing.report.run_charts import NOT_OK, OK, figures
 from batchmill.datasets.publishing.summary import Summary
 from batchmill.version import VERSION
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     import jinja2
 
 _MESSAGE_CHARACTERS, _MESSAGE_GROUPS = 300, 3
-# A longer text is cut, so that the page stays small with many long tracebacks.
-_SHOWN_CHARACTERS, _SHOWN_GROUPS = 3000, 50
+_SHOWN_GROUPS = 50
 # The limits of a card. A notebook is saved with its outputs, so each has to stay small.
 _CARD_LIMITS = Limits(samples=8, embedded_bytes=300_000)
 _CARD_FAILURES = 10
@@ -50,27 +49,20 @@ def write_report(ledger: Ledger, run: int, dataset: str) -> Report:
     facts = gather(ledger, run, dataset)
     report = Report(facts, list(figures(facts)))
     failed = facts.failures["input"].to_pylist()
-    gallery = gather_gallery(ledger.store, failed, facts.spec.root)
-    page = render(report, gallery, describe_columns(ledger.store))
-    # The path of a dataset may have bytes that are not UTF-8.
-    ledger.store.write(REPORT, page.encode("utf-8", "replace"))
-    return report
-
-
-def render(report: Report, gallery: Gallery, columns: Columns) -> str:
-    """Return the page as HTML. All values from inputs and steps are escaped."""
-    facts = report.facts
-    return load_template("page.html").render(
+    page = load_template("page.html").render(
         facts=facts,
         summary=facts.summary,
         figures=report.pictures,
-        gallery=gallery,
-        columns=columns,
+        gallery=gather_gallery(ledger.store, failed, facts.spec.root),
+        columns=describe_columns(ledger.store),
         message=message_text(facts),
         shown_groups=_SHOWN_GROUPS,
         shown_failures=facts.failures[:SHOWN_FAILURES].to_pylist(),
         now=time.time(),
     )
+    # The path of a dataset may have bytes that are not UTF-8.
+    ledger.store.write(REPORT, page.encode("utf-8", "replace"))
+    return report
 
 
 def load_template(name: str) -> "jinja2.Template":
@@ -85,7 +77,7 @@ def load_template(name: str) -> "jinja2.Template":
         loader=jinja2.PackageLoader("batchmill.datasets.publishing.report", ""),
     )
     environment.filters |= {"size": readable_size, "duration": duration, "moment": _moment}
-    environment.filters |= {"counted": counted, "start": _start, "end": _end, "visible": visible}
+    environment.filters |= {"counted": counted, "start": start_of, "end": _end, "visible": visible}
     environment.globals |= {"one_line": one_line, "version": VERSION}
     return environment.get_template(name)
 
@@ -111,13 +103,8 @@ def message_text(facts: Facts) -> str:
     return "\n".join(lines)
 
 
-def _start(text: Any, count: int = _SHOWN_CHARACTERS) -> str:
-    whole = str(text)
-    return whole if len(whole) <= count else f"{whole[:count]} ..."
-
-
-def _end(text: str, count: int = _SHOWN_CHARACTERS) -> str:
-    return text if len(text) <= count else f"... {text[-count:]}"
+def _end(text: str, characters: int) -> str:
+    return text if len(text) <= characters else f"... {text[-characters:]}"
 
 
 def _moment(at: Any) -> str:
