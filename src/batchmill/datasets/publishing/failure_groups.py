@@ -26,7 +26,7 @@ from batchmill.core.ledger.state import OK, State, as_shown
 from batchmill.core.outcome import one_line
 from batchmill.core.planning.run_spec import RunSpec
 from batchmill.core.security.redaction import without_secrets
-from batchmill.core.sizes import counted, readable_size
+from batchmill.core.sizes import counted, list_counts, readable_size
 from batchmill.core.storage.addresses import parse_address
 from batchmill.core.storage.large_tables import Column, count_values, slices
 from batchmill.core.urls import join, last_part
@@ -112,10 +112,9 @@ class FailureGroup(NamedTuple):
     @property
     def described(self) -> str:
         """The kinds, the sizes and the folders of the inputs, as text."""
-        shown = [f"{count:,} {name or 'without suffix'}" for name, count in self.kinds[:_EXAMPLES]]
-        more = sum(count for _, count in self.kinds[_EXAMPLES:])
-        shown += [f"{more:,} others"] if more else []
-        parts = [", ".join(shown)] if len(shown) > 1 else []
+        kinds = {name or "without suffix": count for name, count in self.kinds[:_EXAMPLES]}
+        kinds["others"] = sum(count for _, count in self.kinds[_EXAMPLES:])
+        parts = [list_counts(kinds)] if len(self.kinds) > 1 else []
         low, high = (readable_size(size) for size in self.sizes)
         if self.sizes[0] >= 0:
             parts.append(low if low == high else f"{low} to {high}")

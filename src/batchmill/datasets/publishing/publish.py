@@ -4,7 +4,7 @@ They are metadata.parquet, metadata.csv and failures.csv.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -180,22 +180,23 @@ def write_tables(store: Store, tables: Tables) -> dict[str, dict[str, Any]]:
     Returns:
         The size in bytes, the content hash and the number of rows of each table by name.
     """
-    write_parquet = partial(pq.write_table, compression="zstd", row_group_size=128 * 1024)
-    writes: list[tuple[str, pa.Table, Callable[[pa.Table, HashingFile], object]]] = [
-        (METADATA, tables.metadata, write_parquet),
-        (METADATA_CSV, tables.metadata, _write_csv),
-        (FAILURES_CSV, tables.failures, _write_csv),
-    ]
-    written = in_threads(lambda one: _write(store, *one), writes, store.threads)
-    return dict(zip((name for name, *_ in writes), written, strict=True))
+    parts = {
+        METADATA: tables.metadata,
+        METADATA_CSV: tables.metadata,
+        FAILURES_CSV: tables.failures,
+    }
+
+    def write(name: str) -> dict[str, Any]:
+        writer = _write_parquet if name == METADATA else _write_csv
+        written = write_and_hash(store, name, partial(writer, parts[name]))
+        return {"size": written.size, "content": written.content, "rows": len(parts[name])}
+
+    return dict(zip(parts, in_threads(write, [*parts], store.threads), strict=True))
+
+
+def _write_parquet(table: pa.Table, file: HashingFile) -> None:
+    pq.write_table(table, file, compression="zstd", row_group_size=128 * 1024)
 
 
 def _write_csv(table: pa.Table, file: HashingFile) -> None:
     pcsv.write_csv(for_csv(table), file)
-
-
-def _write(
-    store: Store, name: str, table: pa.Table, writer: Callable[[pa.Table, HashingFile], object]
-) -> dict[str, Any]:
-    written = write_and_hash(store, name, partial(writer, table))
-    return {"size": written.size, "content": written.content, "rows": len(table)}

@@ -162,10 +162,8 @@ def _mixtures(state: State) -> Iterator[str]:
     """Yield a line for each library of which several versions made results."""
     for name, versions in versions_in(state).items():
         if len(versions) > 1:
-            each = (f"{one} ({counted(count, 'result')})" for one, count in versions.items())
-            yield f"Warning: the machines of this run have several versions of {name}: " + (
-                ", ".join(each) + "."
-            )
+            each = ", ".join(f"{v} ({counted(count, 'result')})" for v, count in versions.items())
+            yield f"Warning: the machines of this run have several versions of {name}: {each}."
 
 
 def adoption_lines(ledger: Ledger) -> list[str]:

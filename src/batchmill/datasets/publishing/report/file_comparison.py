@@ -3,7 +3,7 @@
 import base64
 import difflib
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
@@ -55,7 +55,7 @@ def compare_files(name: str, before: bytes, after: bytes) -> FileComparison:
         before: The first content.
         after: The second content.
     """
-    compare = _comparer(PurePosixPath(name).suffix.lower())
+    compare = _COMPARERS.get(PurePosixPath(name).suffix.lower(), _compare_texts)
     # Libraries raise errors of many types for damaged files, and ImportError if they are missing.
     with suppress(Exception):
         return compare(before, after)
@@ -81,14 +81,6 @@ def is_number(value: Any) -> bool:
     """Return whether a value is a finite number, so that floats can hold a sum of many."""
     is_any = isinstance(value, int | float) and not isinstance(value, bool)
     return is_any and abs(value) < _LARGEST
-
-
-def _comparer(suffix: str) -> Callable[[bytes, bytes], FileComparison]:
-    if suffix in PICTURES:
-        return _compare_pictures
-    if suffix in SOUNDS:
-        return _compare_sounds
-    return {".npy": _compare_arrays, ".parquet": _compare_tables}.get(suffix, _compare_texts)
 
 
 def _sizes(before: int, after: int) -> str:
@@ -228,3 +220,11 @@ def _largest(old: Any, new: Any) -> str:
     at = np.unravel_index(int(difference.argmax()), difference.shape)
     place = ", ".join(map(str, at))
     return f"largest difference {difference[at]:.4g} at [{place}] ({old[at]:.6g} -> {new[at]:.6g})"
+
+
+_COMPARERS = {
+    **dict.fromkeys(PICTURES, _compare_pictures),
+    **dict.fromkeys(SOUNDS, _compare_sounds),
+    ".npy": _compare_arrays,
+    ".parquet": _compare_tables,
+}

@@ -46,9 +46,8 @@ def figures(facts: Facts) -> Iterator[tuple[str, str]]:
 
 def _throughput(ends: Any, ok: Any) -> str:
     edges = np.linspace(0.0, _whole(ends), int(np.clip(len(ends) / 10, 8, 60)) + 1)
-    rates = [np.histogram(ends[which], edges)[0] / edges[1] for which in (ok, ~ok)]
-    y = _from_zero("inputs/s", sum(rates))
-    return _stacked_bars("Throughput", _time_axis(ends), y, edges, rates)
+    y = _from_zero("inputs/s", np.histogram(ends, edges)[0] / edges[1])
+    return _stacked_bars(Chart("Throughput", _time_axis(ends), y), ends, ok, edges, edges[1])
 
 
 def _parallelism(ends: Any, seconds: Any, column: pa.ChunkedArray) -> str:
@@ -84,10 +83,9 @@ def _durations(seconds: Any, ok: Any) -> str:
     # If all durations are alike, their noise must not fill the picture.
     low, high = min(low, middle - 0.5), max(high, middle + 0.5)
     edges = np.logspace(low, high, 36)
-    counts = [np.histogram(seconds[which], edges)[0] for which in (ok, ~ok)]
     x = Axis(label="time of one input", low=edges[0], high=edges[-1], log=True, text=_duration)
-    y = _from_zero("inputs", sum(counts), whole=True)
-    return _stacked_bars("Durations", x, y, edges, counts)
+    y = _from_zero("inputs", np.histogram(seconds, edges)[0], whole=True)
+    return _stacked_bars(Chart("Durations", x, y), seconds, ok, edges)
 
 
 def _sizes(title: str, what: str, sizes: Any, seconds: Any, ok: Any) -> str:
@@ -106,13 +104,12 @@ def _sizes(title: str, what: str, sizes: Any, seconds: Any, ok: Any) -> str:
     return chart.svg(legend=not ok[chosen].all())
 
 
-def _stacked_bars(title: str, x: Axis, y: Axis, edges: Any, heights: list[Any]) -> str:
-    """Draw a bar per bin: the ok inputs, and above them the other inputs."""
-    ok, not_ok = heights
-    chart = Chart(title, x, y)
-    chart.bars(OK, edges, np.zeros(len(ok)), ok)
-    chart.bars(NOT_OK, edges, ok, ok + not_ok)
-    return chart.svg(legend=bool(not_ok.any()))
+def _stacked_bars(chart: Chart, values: Any, ok: Any, edges: Any, unit: float = 1) -> str:
+    """Draw a bar per bin: the number of ok inputs, and above it that of the others, per unit."""
+    heights, others = (np.histogram(values[which], edges)[0] / unit for which in (ok, ~ok))
+    chart.bars(OK, edges, np.zeros(len(heights)), heights)
+    chart.bars(NOT_OK, edges, heights, heights + others)
+    return chart.svg(legend=bool(others.any()))
 
 
 def _whole(ends: Any) -> float:
