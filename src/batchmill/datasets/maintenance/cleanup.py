@@ -1,6 +1,6 @@
 """Removes old files and records from a dataset. Only the holder of its lease may do that."""
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from operator import or_
 from pathlib import PurePosixPath
@@ -33,8 +33,7 @@ def remove_orphans(ledger: Ledger) -> None:
     remove_incomplete(store)
     store.abort_uploads()
     ledger.snapshots.remove_incomplete()
-    strays = list(unreferenced(store, named_files(ledger)))
-    in_threads(store.remove, strays, store.threads)
+    in_threads(store.remove, list(unreferenced(ledger)), store.threads)
     cut_packs(ledger)
 
 
@@ -177,8 +176,9 @@ def named_files(ledger: Ledger) -> set[str]:
     return _all_files(one.records(["outputs"]) for one in (ledger.state(), *earlier))
 
 
-def unreferenced(store: Store, named: Set[str]) -> Iterator[str]:
-    """Yield the outputs that are not `named`. A folder without any named output is one item."""
+def unreferenced(ledger: Ledger) -> Iterator[str]:
+    """Yield the outputs that nothing names. A folder without any named output is one item."""
+    store, named = ledger.store, named_files(ledger)
     yield from unused_packs(store, named)
     folders = {str(above) for name in named for above in PurePosixPath(name).parents}
     last = ""

@@ -23,7 +23,7 @@ from batchmill.core.ledger.state import State
 from batchmill.core.planning.plan_file import PlanFile
 from batchmill.core.storage import Store, if_exists, in_threads
 from batchmill.core.storage.large_tables import select
-from batchmill.datasets.maintenance.cleanup import named_files, unreferenced
+from batchmill.datasets.maintenance.cleanup import unreferenced
 from batchmill.datasets.maintenance.leakage import (
     Finding,
     compare_with_source,
@@ -78,7 +78,7 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
     strays += [
         f"{LEDGER_FOLDER}/{name}" for name in store.names(LEDGER_FOLDER) if name not in LEDGER_NAMES
     ]
-    for name in [*strays, *unreferenced(store, named_files(ledger))]:
+    for name in [*strays, *unreferenced(ledger)]:
         yield Difference("unreferenced", name)
     damaged = list(_damaged_files(ledger))
     for name in damaged:
