@@ -18,6 +18,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from typing import BinaryIO
 
 from batchmill.core.storage.store import parts_of
@@ -85,11 +86,12 @@ def folder_of(root: str, name: str, *, make: bool = False) -> Iterator[tuple[int
         yield descriptor, last
 
 
-def open_file(root: str, name: str) -> int:
-    """Open a file to read it, and return its file descriptor."""
+def open_file(root: str, name: str) -> FileIO:
+    """Open a file to read it, without a buffer."""
     with folder_of(root, name) as (folder, last):
         try:
-            return os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+            return FileIO(os.open(last, flags, dir_fd=folder))
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise _link_error(f"{root}/{name}") from error

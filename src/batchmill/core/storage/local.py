@@ -88,24 +88,18 @@ class LocalStore(Store):
 
     @retry_local
     def _content_of_file(self, name: str) -> str:
-        with (
-            self._faults(name),
-            open(contained_paths.open_file(self.url, name), "rb", buffering=0) as file,
-        ):
+        with self._faults(name), contained_paths.open_file(self.url, name) as file:
             return hash_file(file)
 
     @retry_local
     def _read_file(self, name: str) -> bytes:
-        with self._faults(name), open(contained_paths.open_file(self.url, name), "rb") as file:
+        with self._faults(name), contained_paths.open_file(self.url, name) as file:
             return file.read()
 
     @retry_local
     def _open_file(self, name: str) -> pa.NativeFile:
         """Map a file into memory."""
-        with (
-            self._faults(name),
-            open(contained_paths.open_file(self.url, name), "rb", buffering=0) as file,
-        ):
+        with self._faults(name), contained_paths.open_file(self.url, name) as file:
             # Arrow can map only a path. Python's `mmap` would keep a file descriptor open, and
             # Arrow's threads could release it only while the interpreter runs.
             return pa.memory_map(f"/proc/self/fd/{file.fileno()}")
@@ -113,10 +107,7 @@ class LocalStore(Store):
     @retry_local
     def read_range(self, name: str, offset: int, size: int) -> bytes:
         """Return a part of a file. It is shorter if the file ends before."""
-        with (
-            self._faults(name),
-            open(contained_paths.open_file(self.url, name), "rb", buffering=0) as file,
-        ):
+        with self._faults(name), contained_paths.open_file(self.url, name) as file:
             return os.pread(file.fileno(), size, offset)
 
     @retry_local
@@ -135,7 +126,7 @@ class LocalStore(Store):
         """Copy a file within the store, and replace an earlier one."""
 
         def write(file: BinaryIO) -> None:
-            with open(contained_paths.open_file(self.url, source), "rb", buffering=0) as original:
+            with contained_paths.open_file(self.url, source) as original:
                 shutil.copyfileobj(original, file, _COPY_BYTES)
 
         self.write_atomic(target, write)
@@ -237,7 +228,7 @@ class LocalStore(Store):
                 contained_paths.sync_file_system(files if os.path.isdir(files) else self.url)
             packs = sorted({place.pack for place in places if place})
             for pack in packs:
-                with open(contained_paths.open_file(self.url, pack), "rb", buffering=0) as file:
+                with contained_paths.open_file(self.url, pack) as file:
                     os.fsync(file.fileno())
             if packs:
                 with contained_paths.closing(

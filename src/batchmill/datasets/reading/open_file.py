@@ -222,10 +222,10 @@ _LIBRARIES = {"audio": ("soundfile", "audio"), "image": ("PIL.Image", "images")}
 class _OpenPack:
     """The descriptor of a pack. It is closed when no thread uses it any more."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+    def __init__(self, file: io.FileIO) -> None:
+        self.descriptor = file.fileno()
         # Unlike `__del__`, it also works while the interpreter ends.
-        weakref.finalize(self, os.close, descriptor)
+        weakref.finalize(self, file.close)
 
 
 class PackReader:
