@@ -8,9 +8,10 @@ import pytest
 from harness.contention import FORK, at_once
 
 from batchmill import StoreError
-from batchmill.core.storage import LocalStore, ObjectStore, open_store
+from batchmill.core.storage import LocalStore, open_store
 from batchmill.core.storage.addresses import Address
 from batchmill.core.storage.fingerprints import content_of
+from batchmill.core.storage.objects import ObjectStore
 from batchmill.core.storage.pack_writer import encode_member
 
 

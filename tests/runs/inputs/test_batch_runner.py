@@ -15,8 +15,8 @@ from harness.live import STEP_MODULES
 
 import batchmill
 from batchmill.core.options.failure_policy import FailurePolicy
-from batchmill.core.storage import ObjectStore
 from batchmill.core.storage.fingerprints import fingerprint
+from batchmill.core.storage.objects import ObjectStore
 from batchmill.core.user_step.load import load_step
 from batchmill.errors import StepError, StoreError
 from batchmill.runs.inputs.batch_runner import BatchRunner, ResultError, results_of

@@ -2,20 +2,10 @@
 
 from batchmill.core.storage.local import LocalStore
 from batchmill.core.storage.objects import ObjectStore, ReadOnce
-from batchmill.core.storage.store import NO_ROOM, Store, if_exists, in_threads
+from batchmill.core.storage.store import Store, if_exists, in_threads
 from batchmill.core.urls import is_url
 
-__all__ = [
-    "NO_ROOM",
-    "LocalStore",
-    "ObjectStore",
-    "Store",
-    "if_exists",
-    "in_threads",
-    "is_url",
-    "open_store",
-    "read_once",
-]
+__all__ = ["LocalStore", "Store", "if_exists", "in_threads", "is_url", "open_store", "read_once"]
 
 
 def open_store(place: str) -> Store:

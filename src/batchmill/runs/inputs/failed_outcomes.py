@@ -11,9 +11,9 @@ from types import ModuleType, TracebackType
 from batchmill.core.failure_causes import is_library
 from batchmill.core.outcome import LONGEST_RETRY_AFTER, Kind, Outcome, OverdueError, text_of
 from batchmill.core.security.redaction import without_secrets
-from batchmill.core.storage import NO_ROOM
 from batchmill.core.storage.faults import FULL
 from batchmill.core.storage.local import has_room, remove_folder
+from batchmill.core.storage.store import NO_ROOM
 from batchmill.errors import RetryAfter, StoreError
 from batchmill.runs.inputs.outputs import OutputError
 from batchmill.runs.inputs.staging import CONFINED_FOLDERS, Input, StagingArea

@@ -19,8 +19,9 @@ from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.outcome import Outcome, UnstoredOutcome
 from batchmill.core.planning.job import Confinement
 from batchmill.core.planning.run_spec import as_planned
-from batchmill.core.storage import ObjectStore, is_url, obstore_s3, remote
+from batchmill.core.storage import is_url, obstore_s3, remote
 from batchmill.core.storage.fingerprints import Fingerprint
+from batchmill.core.storage.objects import ObjectStore
 from batchmill.core.storage.ranges import HEAD_BYTES
 from batchmill.runs.inputs.batch_runner import BatchRunner
 from batchmill.runs.inputs.call_step import answer

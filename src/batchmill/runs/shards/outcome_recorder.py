@@ -20,9 +20,9 @@ from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.ledger.parts import Origin
 from batchmill.core.ledger.state import OK
 from batchmill.core.outcome import Outcome, WrittenFile
-from batchmill.core.storage import NO_ROOM, Store
 from batchmill.core.storage.addresses import Address, parse_address
 from batchmill.core.storage.pack_writer import PackWriter
+from batchmill.core.storage.store import NO_ROOM, Store
 from batchmill.errors import LedgerError, StoreError
 from batchmill.runs.inputs.failed_outcomes import hide_in
 from batchmill.runs.shards.shard_inputs import ShardInputs
