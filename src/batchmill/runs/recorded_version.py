@@ -72,7 +72,7 @@ class RecordedVersion:
             OptionError: The step is not recorded, or cannot be used.
             StepError: The step cannot be loaded here.
         """
-        described = ledger.steps.read(version.step)
+        described = ledger.read_step(version.step)
         if described is None:
             raise OptionError(
                 f"{dataset}: the step of version {version.number} is not recorded, so its results "

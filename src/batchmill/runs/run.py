@@ -72,7 +72,7 @@ class Run:
             self.ledger.control.record_forced(self.number, self.prepared.forced_after)
         step = self.prepared.step
         with ThreadPoolExecutor(1) as pool:
-            recorded = pool.submit(self.ledger.steps.record, step.identity, step.description)
+            recorded = pool.submit(self.ledger.record_step, step.identity, step.description)
             write_run_plan(self.prepared, self.number, layout, self.lease.token)
         recorded.result()
         if not self.pending:

@@ -8,22 +8,22 @@ from batchmill.core.storage import LocalStore
 
 
 @pytest.fixture
-def steps(tmp_path):
-    return Ledger(LocalStore(tmp_path)).steps
+def ledger(tmp_path):
+    return Ledger(LocalStore(tmp_path))
 
 
-def test_the_first_description_of_a_step_is_kept(steps):
-    assert steps.read("abc") is None
-    steps.record("abc", {"step": "m:f", "params": {"n": 3}})
-    steps.record("abc", {"step": "another"})
-    assert steps.read("abc") == {"step": "m:f", "params": {"n": 3}}
+def test_the_first_description_of_a_step_is_kept(ledger):
+    assert ledger.read_step("abc") is None
+    ledger.record_step("abc", {"step": "m:f", "params": {"n": 3}})
+    ledger.record_step("abc", {"step": "another"})
+    assert ledger.read_step("abc") == {"step": "m:f", "params": {"n": 3}}
 
 
 @pytest.mark.parametrize("content", ['{"step"', "[]"])
-def test_the_error_names_a_damaged_description(steps, tmp_path, content):
-    steps.record("abc", {"step": "m:f"})
+def test_the_error_names_a_damaged_description(ledger, tmp_path, content):
+    ledger.record_step("abc", {"step": "m:f"})
     (tmp_path / ".batchmill/steps/abc.json").write_text(content)
     with pytest.raises(
         LedgerError, match=r"steps/abc\.json: is damaged, or is not a file of this ledger"
     ):
-        steps.read("abc")
+        ledger.read_step("abc")

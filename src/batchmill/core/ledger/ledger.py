@@ -12,14 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batchmill.core.layout import FORMAT, MERGED, PARTS, PROOFS, RELEASED, RUNS, SNAPSHOTS, SUMMARY
-from batchmill.core.ledger.json_file import (
-    SealedRecords,
-    StepDescriptions,
-    read_json,
-    read_sealed,
-    sealed,
-)
+from batchmill.core import layout
+from batchmill.core.ledger.json_file import SealedRecords, read_json, read_sealed, sealed
 from batchmill.core.ledger.outcomes import outcomes_in
 from batchmill.core.ledger.parts import VERSION, Origin, as_part, read_part, write_hashed
 from batchmill.core.ledger.proof_records import Proof
@@ -57,7 +51,6 @@ class Ledger:
         store: The store of the dataset.
         unchanging: The store, for files that never change. A file of a bucket is fetched once.
         control: The messages between runs and their shards.
-        steps: The descriptions of the steps of the runs.
         snapshots: The recorded states, and the versions.
         proofs: The last proof of each version.
     """
@@ -66,9 +59,8 @@ class Ledger:
         self.store = store
         self.unchanging = read_once(store)
         self.control = RunControl(store)
-        self.steps = StepDescriptions(store)
         self.snapshots = Snapshots(store, self.unchanging)
-        self.proofs = SealedRecords(store, store, PROOFS, Proof, "version")
+        self.proofs = SealedRecords(store, store, layout.PROOFS, Proof, "version")
         # The states that were read or written last, by file. A run reads its state once.
         self._states: dict[str, State] = {}
 
@@ -86,9 +78,9 @@ class Ledger:
             return False
         data = json.dumps({"ledger": VERSION}).encode()
         # A lease needs a store that refuses to create an existing file. The second call checks it.
-        self.store.create(FORMAT, data)
-        if self.store.create(FORMAT, data):
-            self.store.delete(FORMAT)  # Otherwise, the next run would find a dataset.
+        self.store.create(layout.FORMAT, data)
+        if self.store.create(layout.FORMAT, data):
+            self.store.delete(layout.FORMAT)  # Otherwise, the next run would find a dataset.
             raise StoreError(
                 self.store.url,
                 "the server ignores conditional writes (If-None-Match in S3): it overwrote a file. "
@@ -105,14 +97,14 @@ class Ledger:
         Raises:
             LedgerError: The version is unknown, or the format file is damaged.
         """
-        data = if_exists(self.unchanging.read, FORMAT)
+        data = if_exists(self.unchanging.read, layout.FORMAT)
         if data is None:
             return False
         try:
             version = json.loads(data)["ledger"]
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerError(
-                f"{self.store.url_of(FORMAT)}: is not a ledger's format file. "
+                f"{self.store.url_of(layout.FORMAT)}: is not a ledger's format file. "
                 "Check that the folder is a dataset, or choose another one."
             ) from error
         if version != VERSION:
@@ -124,13 +116,13 @@ class Ledger:
 
     def changes(self) -> list[str]:
         """Return a list of file names that is different after each change of the ledger."""
-        return list(chain(*self._names_in(PARTS, RELEASED, SNAPSHOTS)))
+        return list(chain(*self._names_in(layout.PARTS, layout.RELEASED, layout.SNAPSHOTS)))
 
     # Runs
 
     def runs(self) -> list[int]:
         """Return the numbers of the runs that were started, in order."""
-        return sorted(int(name) for name in self.store.names(RUNS) if name.isdigit())
+        return sorted(int(name) for name in self.store.names(layout.RUNS) if name.isdigit())
 
     def last_known_run(self) -> int:
         """Return the last run that a file of the ledger names; 0 without one.
@@ -138,17 +130,17 @@ class Ledger:
         A partial backup may lack the folders of runs. A new run must have a higher number than all
         recorded outcomes, because the record of the latest run wins.
         """
-        names = chain(*self._names_in(PARTS, RELEASED, SNAPSHOTS, RUNS))
-        numbers = (re.match("[0-9]+", name.removeprefix(MERGED)) for name in names)
+        names = chain(*self._names_in(layout.PARTS, layout.RELEASED, layout.SNAPSHOTS, layout.RUNS))
+        numbers = (re.match("[0-9]+", name.removeprefix(layout.MERGED)) for name in names)
         return max((int(found[0]) for found in numbers if found), default=0)
 
     def run_folder(self, run: int) -> str:
         """Return the name of a run's folder in the store."""
-        return f"{RUNS}/{run:06d}"
+        return f"{layout.RUNS}/{run:06d}"
 
     def summary_name(self, run: int) -> str:
         """Return the name of a run's summary in the store."""
-        return f"{self.run_folder(run)}/{SUMMARY}"
+        return f"{self.run_folder(run)}/{layout.SUMMARY}"
 
     def write_summary(self, run: int, summary: Mapping[str, Any]) -> None:
         """Record how a run ended."""
@@ -162,13 +154,35 @@ class Ledger:
         """
         return if_exists(read_sealed, self.store, self.summary_name(run))
 
+    # Steps
+
+    def record_step(self, identity: str, description: Mapping[str, Any]) -> None:
+        """Record the description of a step, unless it exists already.
+
+        A later run compares its own step with it and reports the changes.
+
+        Args:
+            identity: The identity of the step.
+            description: JSON values, such as the reference, the params and the digests of its code.
+        """
+        text = json.dumps(description, indent=2, ensure_ascii=False)
+        self.store.create(f"{layout.STEPS}/{identity}.json", text.encode())
+
+    def read_step(self, identity: str) -> dict[str, Any] | None:
+        """Return the description of a step; None if it was not recorded.
+
+        Raises:
+            LedgerError: The description is damaged.
+        """
+        return if_exists(read_json, self.store, f"{layout.STEPS}/{identity}.json")
+
     # Inputs to retry
 
     def release(self, inputs: Sequence[str]) -> None:
         """Request a retry of inputs: their outcomes up to the last run no longer count."""
         run = self.last_known_run()
         text = json.dumps({"run": run, "inputs": list(inputs)}, ensure_ascii=False)
-        self.store.write(f"{RELEASED}/{run:06d}-{uuid.uuid4().hex[:12]}.json", text.encode())
+        self.store.write(f"{layout.RELEASED}/{run:06d}-{uuid.uuid4().hex[:12]}.json", text.encode())
 
     def released(self) -> dict[str, int]:
         """Return the released inputs, each with the last run whose outcome does not count.
@@ -177,8 +191,8 @@ class Ledger:
             LedgerError: A file of released inputs is damaged.
         """
         released: dict[str, int] = {}
-        for name in self.store.names(RELEASED):
-            content = read_json(self.store, f"{RELEASED}/{name}", "run", "inputs")
+        for name in self.store.names(layout.RELEASED):
+            content = read_json(self.store, f"{layout.RELEASED}/{name}", "run", "inputs")
             released |= dict.fromkeys(content["inputs"], content["run"])
         return released
 
@@ -197,11 +211,11 @@ class Ledger:
         names = [file.pack or file.path for outcome, _ in records for file in outcome.outputs]
         if names:
             self.store.sync(names)
-        write_hashed(self.store, f"{PARTS}/{part}", as_part(records))
+        write_hashed(self.store, f"{layout.PARTS}/{part}", as_part(records))
 
     def part_names(self, run: int | None = None) -> list[str]:
         """Return the names of all parts, or of those that a run has committed."""
-        names = [name for name in self.store.names(PARTS) if name.endswith(".parquet")]
+        names = [name for name in self.store.names(layout.PARTS) if name.endswith(".parquet")]
         return names if run is None else [one for one in names if self.run_of(one) == run]
 
     def run_of(self, part: str) -> int:
@@ -209,9 +223,9 @@ class Ledger:
 
         Raises LedgerError for another file.
         """
-        number = "0" if part.startswith(MERGED) else part.partition("-")[0]
+        number = "0" if part.startswith(layout.MERGED) else part.partition("-")[0]
         if not number.isdecimal():
-            place = self.store.url_of(f"{PARTS}/{part}")
+            place = self.store.url_of(f"{layout.PARTS}/{part}")
             raise LedgerError(
                 f"{place}: is damaged, or is not a part of a ledger. Move it away, and run the "
                 "same command again."
@@ -220,7 +234,7 @@ class Ledger:
 
     def count_records(self, part: str) -> int:
         """Return the number of records in a part, without reading them."""
-        with self.unchanging.open(f"{PARTS}/{part}") as file:
+        with self.unchanging.open(f"{layout.PARTS}/{part}") as file:
             return int(pq.read_metadata(file).num_rows)
 
     def read_part(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -233,7 +247,7 @@ class Ledger:
         Raises:
             LedgerError: The part is damaged or foreign. The message names it.
         """
-        return read_part(self.unchanging, f"{PARTS}/{name}", columns)
+        return read_part(self.unchanging, f"{layout.PARTS}/{name}", columns)
 
     # The state
 
@@ -244,7 +258,7 @@ class Ledger:
             LedgerError: A file of the ledger is damaged.
         """
         while True:
-            snapshots, listed = self._names_in(SNAPSHOTS, PARTS)
+            snapshots, listed = self._names_in(layout.SNAPSHOTS, layout.PARTS)
             parts = [name for name in listed if name.endswith(".parquet")]
             try:
                 fetched = self._fetch_last(snapshots)
@@ -257,7 +271,7 @@ class Ledger:
                 return state
             except (LedgerError, StoreError):
                 # A run may have just ended, and removed what was read here.
-                if snapshots == self.store.names(SNAPSHOTS):
+                if snapshots == self.store.names(layout.SNAPSHOTS):
                     raise
 
     def _fetch_last(self, names: Sequence[str]) -> dict[str, bytes]:
@@ -265,7 +279,7 @@ class Ledger:
         if self.unchanging is self.store:
             return {}
         places = [
-            f"{SNAPSHOTS}/{name}"
+            f"{layout.SNAPSHOTS}/{name}"
             for name in names
             if name[:6] == names[-1][:6] and name.endswith((".json", "-state.parquet"))
         ]

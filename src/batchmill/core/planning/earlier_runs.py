@@ -35,7 +35,7 @@ class EarlierSteps:
         records = state.records(["step", "outcome"])
         self._results = count_values(records["step"].filter(pc.equal(records["outcome"], "ok")))
         self._described = {
-            one: ledger.steps.read(one) for one in records["step"].unique().to_pylist()
+            one: ledger.read_step(one) for one in records["step"].unique().to_pylist()
         }
 
     def check_same(self, job: Job) -> None:

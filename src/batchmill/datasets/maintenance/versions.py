@@ -87,7 +87,7 @@ def list_versions(ledger: Ledger) -> list[ListedVersion]:
     states = (ledger.read_state(version).listed() for version in versions)
     own = _own_bytes([_files(state.records(["outputs"])) for state in states])
     proofs = {proof.version: proof.short for proof in ledger.proofs.read_all()}
-    steps = [ledger.steps.read(version.step) or {} for version in versions]
+    steps = [ledger.read_step(version.step) or {} for version in versions]
     return [
         ListedVersion(
             version=version.number,
@@ -237,7 +237,7 @@ def _reason(ledger: Ledger, was: Mapping[str, Any], now: Mapping[str, Any]) -> s
     if (was[kind] or "") != (now[kind] or ""):
         return _INPUT
     if was["step"] != now["step"]:
-        old, new = (ledger.steps.read(one["step"]) or {} for one in (was, now))
+        old, new = (ledger.read_step(one["step"]) or {} for one in (was, now))
         same_code = {**old, "params": None} == {**new, "params": None}
         return _PARAMS if old and same_code else _STEP
     if was[LIBRARIES] != now[LIBRARIES]:

@@ -182,7 +182,7 @@ def load_planned_step(ledger: Ledger, spec: RunSpec, pickle_digest: str) -> tupl
         StepError: The step cannot be loaded on this machine.
         OptionError: The step may not be run here.
     """
-    planned = ledger.steps.read(spec.identity)
+    planned = ledger.read_step(spec.identity)
     if not pickle_digest:
         step = load_step(spec.step, spec.params, search=spec.search, file_columns=spec.file_columns)
         return step, planned or step.description
