@@ -69,7 +69,7 @@ def read_dataset(place: str, pattern: str, wanted: str = "") -> Source:
             place, ["is a dataset without tables yet. Complete a run that writes it first."]
         )
     number, table = found
-    frame = read_parquet(place, pa.BufferReader(table)).frame
+    frame = read_parquet(place, table).frame
     packed = _take_packed(frame, table)
     if MADE_FROM in frame.columns:
         frame[ORIGINAL_INPUT] = _first_inputs(frame)

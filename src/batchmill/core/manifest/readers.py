@@ -2,20 +2,14 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
 
+from batchmill.core.manifest import listing
 from batchmill.core.manifest.dataset_manifest import read_version
 from batchmill.core.manifest.delimited import read_delimited
-from batchmill.core.manifest.listing import (
-    is_glob,
-    read_folder,
-    read_glob,
-    read_prefix,
-    read_url_glob,
-)
 from batchmill.core.manifest.records import flat, read_json_lines, read_parquet
 from batchmill.core.manifest.source import ManifestLike, Source, duplicate_column_faults, numbered
 from batchmill.core.security.allowlist import refused_inputs, restricts_inputs
@@ -23,10 +17,13 @@ from batchmill.core.storage import if_exists, is_url, remote
 from batchmill.core.urls import is_web, last_part, without_file_scheme
 from batchmill.errors import ManifestError, StoreError
 
-_SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
-_JSON_LINES = {".jsonl", ".ndjson"}
-_PARQUET = {".parquet", ".pq"}
-_TABLES = {*_SEPARATORS, *_JSON_LINES, *_PARQUET}
+# The reader of each kind of table. It gets the path or URL of a file, and its content.
+_READERS: dict[str, Callable[[str, bytes], Source]] = {
+    ".csv": partial(read_delimited, separator=","),
+    **dict.fromkeys((".tsv", ".tab"), partial(read_delimited, separator="\t")),
+    **dict.fromkeys((".jsonl", ".ndjson"), read_json_lines),
+    **dict.fromkeys((".parquet", ".pq"), read_parquet),
+}
 
 
 def read_source(
@@ -86,7 +83,7 @@ def _read_path(text: str, pattern: str, *, folders: bool) -> Source:
     path = Path(text)
     try:
         if path.is_dir():
-            return read_folder(path, pattern, folders=folders)
+            return listing.read_folder(path, pattern, folders=folders)
         if path.is_file():
             return _read_file(str(path), path.read_bytes)
         if path.exists():
@@ -100,8 +97,8 @@ def _read_path(text: str, pattern: str, *, folders: bool) -> Source:
     found = read_version(text, pattern)
     if found:
         return found
-    if is_glob(text):
-        return read_glob(text, pattern, folders=folders)
+    if listing.is_glob(text):
+        return listing.read_glob(text, pattern, folders=folders)
     searched = "" if path.is_absolute() else f" (looked in {os.getcwd()})"
     raise ManifestError(text, [f"no such file or folder{searched}. Check the path."])
 
@@ -111,7 +108,7 @@ def _read_url(url: str, pattern: str, *, may_be_empty: bool, folders: bool) -> S
         remote.check_url(url)
         if is_web(url):
             return _read_web_file(url)
-        is_table = _is_table(url) and not url.endswith("/")
+        is_table = _suffix(url) in _READERS and not url.endswith("/")
         content = if_exists(remote.read, url) if is_table else None
         if content:  # In Azure, a folder may be an empty file.
             return _read_file(url, lambda: content)
@@ -122,7 +119,7 @@ def _read_url(url: str, pattern: str, *, may_be_empty: bool, folders: bool) -> S
                 return other
             if not may_be_empty:
                 raise ManifestError(url, ["no such file, and no files below it. Check the URL."])
-        return read_prefix(url, pattern, found, folders=folders)
+        return listing.read_prefix(url, pattern, found, folders=folders)
     except StoreError as error:
         raise ManifestError(error.path, [error.reason]) from error
 
@@ -142,27 +139,23 @@ def _read_other_url(url: str, pattern: str, *, folders: bool) -> Source | None:
     if not url.endswith("/") and remote.stat(url):
         return _read_file(url, lambda: remote.read(url))
     remote.check_bucket(url)
-    if is_glob(url):
+    if listing.is_glob(url):
         if folders:
             fault = "a glob in a bucket lists files. List the folders in a table instead."
             raise ManifestError(url, [fault])
-        return read_url_glob(url, pattern)
+        return listing.read_url_glob(url, pattern)
     return read_version(url, pattern)
 
 
-def _is_table(place: str) -> bool:
-    return os.path.splitext(last_part(place))[1].lower() in _TABLES
+def _suffix(place: str) -> str:
+    return os.path.splitext(last_part(place))[1].lower()
 
 
 def _read_file(place: str, read: Callable[[], bytes]) -> Source:
-    suffix = os.path.splitext(last_part(place))[1].lower()
-    if suffix in _SEPARATORS:
-        return read_delimited(place, read(), _SEPARATORS[suffix])
-    if suffix in _JSON_LINES:
-        return read_json_lines(place, read())
-    if suffix in _PARQUET:
-        return read_parquet(place, pa.BufferReader(read()))
-    known = ", ".join(sorted(_TABLES))
+    reader = _READERS.get(_suffix(place))
+    if reader:
+        return reader(place, read())
+    known = ", ".join(sorted(_READERS))
     fault = (
         f"unknown manifest format. Name a table ({known}), a folder or a quoted glob. To run a "
         "step on one file, use `batchmill try`."

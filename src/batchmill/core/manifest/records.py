@@ -99,12 +99,12 @@ def _read_line(line: bytes, rows: list[dict[str, Any]]) -> str | None:
     return None
 
 
-def read_parquet(place: str, file: pa.NativeFile) -> Source:
-    """Read a Parquet file, with its column types.
+def read_parquet(place: str, data: bytes | pa.Buffer) -> Source:
+    """Read the content of a Parquet file, with its column types.
 
     Args:
         place: The file's path or URL.
-        file: The open file.
+        data: Its content.
 
     Returns:
         One row per row of the file.
@@ -113,7 +113,7 @@ def read_parquet(place: str, file: pa.NativeFile) -> Source:
         ManifestError: The file is not Parquet.
     """
     try:
-        frame = pd.read_parquet(file, dtype_backend="pyarrow")
+        frame = pd.read_parquet(pa.BufferReader(data), dtype_backend="pyarrow")
     except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError.
         raise ManifestError(
             place, [f"cannot be read as Parquet ({error}). Write the file again."]
