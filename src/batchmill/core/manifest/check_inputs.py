@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from batchmill.core.manifest.file_stats import FILES, stat_files, stat_folders
 from batchmill.core.manifest.source import Source
-from batchmill.core.security.allowlist import refused_inputs, restricts_inputs
+from batchmill.core.security.allowlist import refused_inputs
 from batchmill.core.storage import is_url
 from batchmill.core.storage.large_tables import SLICE_ROWS, collected
 from batchmill.core.storage.name_search import repeated
@@ -72,9 +72,7 @@ def check_inputs(
 
 def refused_names(names: pa.Array | pa.ChunkedArray, root: str) -> dict[int, str]:
     """Return why the allowlist rejects files, by row."""
-    if not restricts_inputs():
-        return {}
-    return refused_inputs([join(root, name) for name in names.to_pylist()])
+    return refused_inputs(join(root, name.as_py()) for name in names)
 
 
 def _resolved(

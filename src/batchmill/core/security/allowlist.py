@@ -18,7 +18,7 @@ is one exception: if steps are restricted, a model file may be loaded only from 
 
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from urllib.parse import unquote
 
 from batchmill.core.url_secrets import shown_url
@@ -63,7 +63,7 @@ def check_dataset(place: str) -> None:
         raise OptionError(f"{shown_url(place)}: {_refusal('may not contain datasets', DATASETS)}")
 
 
-def refused_inputs(places: Sequence[str]) -> dict[int, str]:
+def refused_inputs(places: Iterable[str]) -> dict[int, str]:
     """Return why inputs or manifests may not be read, by their index in `places`."""
     allowed = roots_in(INPUTS)
     return {} if allowed is None else _refused(places, allowed, "may not be read", INPUTS)
@@ -103,7 +103,7 @@ def restrictions() -> list[str]:
 
 
 def _refused(
-    places: Sequence[str], allowed: Sequence[str], what: str, variable: str
+    places: Iterable[str], allowed: Sequence[str], what: str, variable: str
 ) -> dict[int, str]:
     reason = _refusal(what, variable)
     return {
