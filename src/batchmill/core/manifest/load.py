@@ -17,12 +17,7 @@ from batchmill.core.manifest.file_stats import MISSING_SIZE, check_min_age, is_t
 from batchmill.core.manifest.manifest import Manifest
 from batchmill.core.manifest.readers import read_source
 from batchmill.core.manifest.source import ManifestLike, Source
-from batchmill.core.partitions.manifest_groups import (
-    faults_of_groups,
-    inherited_groups,
-    missing_columns,
-    read_groups,
-)
+from batchmill.core.partitions import manifest_groups
 from batchmill.core.partitions.partitioning import Partitioning
 from batchmill.core.sizes import counted
 from batchmill.core.storage import is_url
@@ -78,7 +73,7 @@ def load_manifest(
     column = "input" if table.form in ("listing", "dataset") else input_column
     faults = _check_columns(table, column, may_be_empty=may_be_empty)
     if partitioning:
-        faults += missing_columns(table.frame, partitioning)
+        faults += manifest_groups.missing_columns(table.frame, partitioning)
     base = _resolve_root(table, root, faults)
     confined = root is not None and not allow_outside
     inputs = check_inputs(table, column, base, faults, confined=confined, folders=folders)
@@ -162,9 +157,9 @@ def _check_groups(
 ) -> tuple[pa.Table, list[str]]:
     # The groups are read from the values before type_columns(): a column's type depends on all of
     # its rows, so the text of a number could change when a row is added.
-    inherited = inherited_groups(_dataset_of(table), table.version, partitioning)
-    groups = read_groups(table.frame, inputs["input"], partitioning, inherited)
-    return groups, faults_of_groups(groups, partitioning, lambda: table.places)
+    inherited = manifest_groups.inherited_groups(_dataset_of(table), table.version, partitioning)
+    groups = manifest_groups.read_groups(table.frame, inputs["input"], partitioning, inherited)
+    return groups, manifest_groups.faults_of_groups(groups, partitioning, lambda: table.places)
 
 
 def _dataset_of(table: Source) -> str:
