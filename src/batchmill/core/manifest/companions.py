@@ -97,9 +97,8 @@ def _look_up(
     wrong: dict[int, str] = {}
     looked_up = stat_files(once, root, wrong, source.seen)
     place = pc.index_in(names, value_set=once)
-    for row, index in enumerate(place.to_pylist()):
-        if index in wrong and row not in faults:
-            faults[row] = wrong[index]
+    # A name with a fault is null, and has no other fault.
+    faults |= {row: wrong[at] for row, at in enumerate(place.to_pylist()) if at in wrong}
     if not faults:
         faults = refused_names(names, root)
     rows = np.full(len(cells), -1)

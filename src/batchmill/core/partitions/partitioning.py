@@ -162,11 +162,9 @@ def uneven_partitions(counts: Mapping[str, int], partitioning: Partitioning) -> 
     texts = []
     for name, share in partitioning.shares.items():
         count = counts.get(name, 0)
-        if not total or abs(count / total - share) <= share / 2 + _NEAR:
-            continue
-        found = f"{100 * count / total:.3g} % of the inputs" if count else "no inputs"
-        if share:
-            texts.append(f"partition {name!r} has {found}, but its share is {100 * share:.3g} %")
+        if share and total and abs(count / total - share) > share / 2 + _NEAR:
+            size = f"{100 * count / total:.3g} % of the inputs" if count else "no inputs"
+            texts.append(f"partition {name!r} has {size}, but its share is {100 * share:.3g} %")
     return texts
 
 
