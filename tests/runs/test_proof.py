@@ -190,7 +190,7 @@ def test_a_row_that_was_changed_in_the_ledger_is_found(module):
 def change_table(*, forged):
     """Change a row in the table of the only version. `forged`: also the hash of the table."""
     (version,) = ledger().snapshots.versions()
-    name = ledger().snapshots.table_name(version.number)
+    name = ledger().snapshots.file_name(version.number, "table")
     table = pq.read_table(f"out/{name}")
     letters = ["X", *table["letter"].to_pylist()[1:]]
     place = table.column_names.index("letter")

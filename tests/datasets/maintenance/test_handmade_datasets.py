@@ -86,7 +86,7 @@ class Dataset:
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink)
         data = sink.getvalue().to_pybytes()
-        for name in (*TABLES, self.ledger.snapshots.table_name(run)):
+        for name in (*TABLES, self.ledger.snapshots.file_name(run, "table")):
             self.store.write(name, data)
         found = {"size": len(data), "content": hash_bytes(data), "rows": len(table)}
         more = {"assignment": self.assign(run, *assigned)} if assigned else {}
@@ -262,7 +262,7 @@ def test_a_killed_run_leaves_only_recorded_files_and_what_others_may_be_writing(
     dataset.store.write(f"{PACKS}/{LEFT}", b"a joined pack")
     dataset.publish(1)
     snapshots = dataset.ledger.snapshots
-    for name in (snapshots.table_name(7), snapshots.state_name(7)):
+    for name in (snapshots.file_name(7, "table"), snapshots.file_name(7, "state")):
         dataset.store.write(name, b"of a run that was killed")
     before = by_input(dataset.ledger.records(RECORDED))
     remove_orphans(dataset.ledger)
@@ -398,7 +398,7 @@ def test_each_leak_of_the_published_table_is_reported_once(dataset, published, a
     columns = {"input": [*published] * 2, "partition": [*published.values()] * 2}
     more = {"assigned": [*assigned, (None, "group:removed", OTHER, False)]}
     dataset.publish(1, HALVES, **more, **columns)
-    dataset.store.delete(dataset.ledger.snapshots.partitions_name(1))
+    dataset.store.delete(dataset.ledger.snapshots.file_name(1, "partitions"))
     assert "partitions is missing" in str(list(find_leaks(dataset.ledger)))
     dataset.publish(1, HALVES, **more, **columns)
     assert list(find_leaks(dataset.ledger)) == expected

@@ -48,7 +48,7 @@ def publish_table(folder, table, run=1, **settings):
     ledger = Ledger(LocalStore(folder))
     path = Path(folder) / "metadata.parquet"
     pq.write_table(table, path)
-    ledger.store.copy("metadata.parquet", ledger.snapshots.table_name(run))
+    ledger.store.copy("metadata.parquet", ledger.snapshots.file_name(run, "table"))
     found = {"content": hash_bytes(path.read_bytes()), "rows": len(table)}
     spec = replace(SPEC, run=run, **settings)
     snapshot = Snapshot(

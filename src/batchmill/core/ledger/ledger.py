@@ -295,7 +295,7 @@ class Ledger:
 
     def write_state(self, run: int, state: State) -> State:
         """Write the state that a run leaves. Return it with its file."""
-        state, name = state.used(), self.snapshots.state_name(run)
+        state, name = state.used(), self.snapshots.file_name(run, "state")
         lists = {_PARTS_KEY: state.parts, _LIBRARIES_KEY: state.libraries}
         metadata = {key: json.dumps(values) for key, values in lists.items()}
         table = state.table.replace_schema_metadata(metadata)
@@ -329,7 +329,7 @@ class Ledger:
 
     def read_table(self, version: Snapshot) -> pa.Buffer:
         """Return the table of a version, as a Parquet file. Raises the errors of `read_file`."""
-        name = self.snapshots.table_name(version.number)
+        name = self.snapshots.file_name(version.number, "table")
         return self.read_file({"name": name, "content": version.table}, _NO_TABLE)
 
     def read_file(

@@ -8,7 +8,7 @@ snapshot does.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from batchmill.core.layout import FAILURES_CSV, KEPT, METADATA, SNAPSHOTS, TABLES
 from batchmill.core.ledger.json_file import SealedRecords, read_sealed, sealed
@@ -138,17 +138,9 @@ class Snapshots(SealedRecords[Snapshot]):
         """Return the last version whose table has a hash; None without one."""
         return next((one for one in reversed(self.versions()) if one.table == content), None)
 
-    def table_name(self, number: int) -> str:
-        """Return the name of a version's table in the store."""
-        return f"{SNAPSHOTS}/{number:06d}-table.parquet"
-
-    def state_name(self, number: int) -> str:
-        """Return the name of the file in the store with the state that a run has left."""
-        return f"{SNAPSHOTS}/{number:06d}-state.parquet"
-
-    def partitions_name(self, number: int) -> str:
-        """Return the name of the file in the store with the partitions that a run has published."""
-        return f"{SNAPSHOTS}/{number:06d}-partitions.parquet"
+    def file_name(self, number: int, content: Literal["table", "state", "partitions"]) -> str:
+        """Return the name of a file of a snapshot in the store."""
+        return f"{SNAPSHOTS}/{number:06d}-{content}.parquet"
 
     def remove_incomplete(self) -> None:
         """Remove files that no snapshot names, which killed runs and old snapshots have left."""

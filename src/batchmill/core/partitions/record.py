@@ -62,7 +62,7 @@ def write_assignment(ledger: Ledger, run: int, assignment: Assignment) -> Mappin
     last = assignment_of(ledger, before)
     if before and last and not how.changes_since(last.partitioning) and rows.equals(last.rows):
         return before.assignment
-    name = ledger.snapshots.partitions_name(run)
+    name = ledger.snapshots.file_name(run, "partitions")
     written = write_and_hash(ledger.store, name, partial(pq.write_table, rows))
     return {"name": name, "content": written.content, "partitioning": asdict(how)}
 

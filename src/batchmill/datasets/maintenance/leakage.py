@@ -157,7 +157,7 @@ def compare_with_source(ledger: Ledger) -> Iterator[Finding]:
         check_input(source)
         groups = recorded_groups(source, version)
         store = open_store(source)
-        name = Ledger(store).snapshots.table_name(version) if version else METADATA
+        name = Ledger(store).snapshots.file_name(version, "table") if version else METADATA
         table = _read_columns(store, ["input", PARTITION_COLUMN], name)
     except (OSError, pa.ArrowException, LedgerError, OptionError, StoreError) as error:
         yield Finding(

@@ -100,7 +100,7 @@ def _compare_tables(ledger: Ledger, state: State, last: int) -> Iterator[Differe
     found = snapshot.tables if snapshot else {}
     expected = {name: found.get(name, {}).get("content") for name in TABLES if last}
     if version:
-        expected[ledger.snapshots.table_name(version.number)] = version.table
+        expected[ledger.snapshots.file_name(version.number, "table")] = version.table
     for name, content in expected.items():
         now = if_exists(store.content_of, name)
         if now is None and snapshot and not snapshot.shown:
@@ -136,7 +136,7 @@ def verify_version(
         OptionError: There is no such version.
     """
     version = ledger.snapshots.find(wanted)
-    table = ledger.snapshots.table_name(version.number)
+    table = ledger.snapshots.file_name(version.number, "table")
     content = if_exists(ledger.store.content_of, table)
     if content is None:
         yield Difference("missing", table)

@@ -89,14 +89,14 @@ def publish_changes(prepared: Prepared, run: int) -> str:
         now = replace(now, assignment=write_assignment(ledger, run, prepared.assignment))
     if version and version.published == now.published:
         now = replace(now, shown=version.number)
-    store.copy(METADATA, ledger.snapshots.table_name(now.shown))
+    store.copy(METADATA, ledger.snapshots.file_name(now.shown, "table"))
     ledger.snapshots.record(now)
     return ""
 
 
 def _are_whole(ledger: Ledger, last: Snapshot, version: Snapshot) -> bool:
     """Return whether the tables of the dataset, and that of the version, are as recorded."""
-    own = if_exists(ledger.store.content_of, ledger.snapshots.table_name(version.number))
+    own = if_exists(ledger.store.content_of, ledger.snapshots.file_name(version.number, "table"))
     return own == version.table and last.matches(ledger.store)
 
 
