@@ -18,7 +18,6 @@ from batchmill import LedgerError, StoreError
 from batchmill.core.ledger import lease as leases
 from batchmill.core.ledger import lease_files
 from batchmill.core.ledger.lease import Wait, check_free, holder, lease
-from batchmill.core.ledger.lease_files import read_holder
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.storage import LocalStore, open_store
 
@@ -244,8 +243,8 @@ def test_exactly_one_process_takes_over_an_expired_lease(ledger, quick):
 def test_a_late_contender_does_not_get_an_old_number(ledger, monkeypatch):
     lease_of_another_machine(ledger, age=0.0, number=7)
     # The contender reads an old state: lease 3 has ended, and lease 4 does not exist yet.
-    early = [read_holder(ledger.store.read(f"{FOLDER}/000007.json"), 7)]
-    early[0] = early[0].model_copy(update={"number": 3, "ended": True})
+    latest = lease_files.LeaseFiles(ledger.store).latest()
+    early = [latest.model_copy(update={"number": 3, "ended": True})]
     real = lease_files.LeaseFiles.latest
     monkeypatch.setattr(
         lease_files.LeaseFiles, "latest", lambda files: early.pop() if early else real(files)

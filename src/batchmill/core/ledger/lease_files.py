@@ -106,22 +106,6 @@ def this_process(number: int) -> Holder:
     )
 
 
-def read_holder(data: bytes, number: int) -> Holder:
-    """Return the holder that the file of a lease describes.
-
-    Args:
-        data: The content of the file.
-        number: The number of the lease.
-
-    Raises:
-        ValueError: The content is not what `Holder.as_json` returns for a lease of this number.
-    """
-    holder = Holder.model_validate_json(data)
-    if holder.number != number:
-        raise ValueError(f"not the content of lease {number}")
-    return holder
-
-
 def _machine() -> str:
     """Return the running system and its process namespace; empty if unknown."""
     try:
@@ -227,7 +211,10 @@ class LeaseFiles:
 
     def _read(self, number: int) -> Holder:
         """Return the holder of a lease. Raises ValueError if the file is damaged."""
-        return read_holder(self.store.read(_name(number)), number)
+        holder = Holder.model_validate_json(self.store.read(_name(number)))
+        if holder.number != number:
+            raise ValueError(f"not the content of lease {number}")
+        return holder
 
     def _foreign(self, name: str) -> LedgerError:
         return LedgerError(
