@@ -114,8 +114,6 @@ class PackedFiles:
     def sizes(self, places: Iterable[Address]) -> list[int | None]:
         """Return the size of each file in bytes, None for a file that does not exist."""
         places = list(places)
-        if not places:
-            return []
         lengths = self._lengths({place.pack for place in places})
         now = [
             place if lengths[place.pack] is not None else self.find(place, lengths)
