@@ -11,8 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, HttpUrl, field_vali
 
 from batchmill.core.options.base import Described
 from batchmill.core.security.credentials import Access
-from batchmill.core.url_secrets import shown_url
-from batchmill.core.urls import is_url, join, url_fault, without_file_scheme
+from batchmill.core.urls import is_url, join, shown_url, url_fault, without_file_scheme
 from batchmill.errors import OptionError
 
 # With these options, fsspec would open another place than the URL.

@@ -9,8 +9,7 @@ from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.security.allowlist import check_dataset
 from batchmill.core.storage import is_url, open_store, remote
 from batchmill.core.storage.objects import unwritable
-from batchmill.core.url_secrets import shown_url
-from batchmill.core.urls import absolute, one_slash_fault
+from batchmill.core.urls import absolute, one_slash_fault, shown_url
 from batchmill.errors import OptionError
 
 

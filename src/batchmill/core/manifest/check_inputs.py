@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchmill.core import urls
 from batchmill.core.manifest.file_stats import FILES, stat_files, stat_folders
 from batchmill.core.manifest.source import Source
 from batchmill.core.security.allowlist import refused_inputs
@@ -20,8 +21,6 @@ from batchmill.core.storage import is_url
 from batchmill.core.storage.large_tables import SLICE_ROWS, collected
 from batchmill.core.storage.name_search import repeated
 from batchmill.core.table_cells import is_missing
-from batchmill.core.url_secrets import shown_url
-from batchmill.core.urls import control_fault, is_web, join, url_fault, without_file_scheme
 
 # For each input its name, and a key that only the same file has.
 _RESOLVED = pa.schema([("name", pa.string()), ("place", pa.string())])
@@ -72,7 +71,7 @@ def check_inputs(
 
 def refused_names(names: pa.Array | pa.ChunkedArray, root: str) -> dict[int, str]:
     """Return why the allowlist rejects files, by row."""
-    return refused_inputs(join(root, name.as_py()) for name in names)
+    return refused_inputs(urls.join(root, name.as_py()) for name in names)
 
 
 def _resolved(
@@ -154,7 +153,7 @@ def _why_unusable(value: object, column: str) -> str:
         try:
             value.encode()
         except UnicodeEncodeError:
-            return f"{shown_url(value)!r} is not UTF-8. Rename the file."
+            return f"{urls.shown_url(value)!r} is not UTF-8. Rename the file."
         return ""
     if is_missing(value):
         return _empty_cell(column)
@@ -167,9 +166,9 @@ def _empty_cell(column: str) -> str:
 
 def _resolve(value: str, root: str, *, confined: bool) -> _Resolved:
     """Return the name and the place of an unusual path, or its fault."""
-    value = without_file_scheme(value)
-    if is_url(value) and url_fault(value):
-        return _Resolved(fault=f"{shown_url(value)!r} {url_fault(value)}")
+    value = urls.without_file_scheme(value)
+    if is_url(value) and urls.url_fault(value):
+        return _Resolved(fault=f"{urls.shown_url(value)!r} {urls.url_fault(value)}")
     if "\0" in value:
         return _Resolved(fault=f"{value!r} holds a NUL character. Remove it.")
     if is_url(value) or (is_url(root) and not os.path.isabs(value)):
@@ -192,8 +191,8 @@ def _resolve_url(value: str, root: str, *, confined: bool) -> _Resolved:
             below = below.removeprefix("./")
         if ".." in below.split("/"):
             return _Resolved(fault=f"{value!r} has '..' in it. Write the URL without '..'.")
-        if is_web(root) and control_fault(below):
-            return _Resolved(fault=f"{value!r} {control_fault(below)}")
+        if urls.is_web(root) and urls.control_fault(below):
+            return _Resolved(fault=f"{value!r} {urls.control_fault(below)}")
     elif confined:
         return _Resolved(fault=_outside(value, root))
     return _Resolved(below, below)

@@ -23,8 +23,7 @@ from batchmill.core.sizes import counted
 from batchmill.core.storage import is_url
 from batchmill.core.storage.fingerprints import digest_of_files, joint_digest
 from batchmill.core.storage.large_tables import with_column
-from batchmill.core.url_secrets import shown_url
-from batchmill.core.urls import url_fault, without_file_scheme
+from batchmill.core.urls import shown_url, url_fault, without_file_scheme
 from batchmill.errors import ManifestError
 
 

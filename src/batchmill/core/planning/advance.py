@@ -12,8 +12,7 @@ from batchmill.core.planning.changed_files import TIMES
 from batchmill.core.planning.plan import Plan
 from batchmill.core.storage.large_tables import Column
 from batchmill.core.storage.name_search import rows_of
-from batchmill.core.url_secrets import shown_url
-from batchmill.core.urls import join
+from batchmill.core.urls import join, shown_url
 
 
 def advance(

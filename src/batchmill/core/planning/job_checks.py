@@ -12,8 +12,7 @@ from batchmill.core.options.conditions import names_schema
 from batchmill.core.planning.decisions import absent_inputs
 from batchmill.core.planning.job import Job
 from batchmill.core.planning.plan import Plan
-from batchmill.core.url_secrets import shown_url
-from batchmill.core.urls import join, same_place
+from batchmill.core.urls import join, same_place, shown_url
 from batchmill.core.user_step.fingerprint import identity_of
 from batchmill.core.user_step.import_reference import resolve_reference
 from batchmill.core.user_step.load import Step

@@ -21,8 +21,7 @@ import os
 from collections.abc import Iterable, Sequence
 from urllib.parse import unquote
 
-from batchmill.core.url_secrets import shown_url
-from batchmill.core.urls import control_fault, is_url, is_web, without_file_scheme
+from batchmill.core.urls import control_fault, is_url, is_web, shown_url, without_file_scheme
 from batchmill.errors import OptionError
 
 STEPS = "BATCHMILL_ALLOWED_STEPS"

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from batchmill.core.security.credentials import granted
-from batchmill.core.url_secrets import hide_secrets
+from batchmill.core.urls import hide_secrets
 
 # The names of variables and options that may hold a credential.
 _SECRET_NAME = re.compile(

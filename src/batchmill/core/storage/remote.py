@@ -21,8 +21,7 @@ from batchmill.core.storage.ranges import RangeReader
 from batchmill.core.storage.retries import retry_remote
 from batchmill.core.storage.store import in_threads
 from batchmill.core.storage.url_file_system import connected, converting_errors
-from batchmill.core.url_secrets import shown_url
-from batchmill.core.urls import is_url, is_web, url_fault
+from batchmill.core.urls import is_url, is_web, shown_url, url_fault
 from batchmill.errors import StoreError
 
 # The number of concurrent requests.

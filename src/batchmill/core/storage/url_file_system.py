@@ -9,8 +9,7 @@ from batchmill.core.security.allowlist import INPUTS, listed_in
 from batchmill.core.security.credentials import bucket_of, options_for
 from batchmill.core.security.redaction import without_secrets
 from batchmill.core.storage.provider_requests import GOOGLE_SCHEMES, open_google
-from batchmill.core.url_secrets import hide_secrets
-from batchmill.core.urls import is_web
+from batchmill.core.urls import hide_secrets, is_web
 from batchmill.errors import StoreError
 from batchmill.version import install_command
 

@@ -30,7 +30,7 @@ from prefect.settings import (
 from prefect.states import Completed
 
 from batchmill.core.digests import readable_id
-from batchmill.core.url_secrets import hide_secrets
+from batchmill.core.urls import hide_secrets
 from batchmill.errors import ServiceError
 from batchmill.orchestration.server.embedded_server import embedded_server
 from batchmill.tasks.shard import send

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, PREFECT_UI_URL
 
-from batchmill.core.url_secrets import hide_secrets
+from batchmill.core.urls import hide_secrets
 from batchmill.errors import OptionError, ServiceError
 from batchmill.orchestration.server.embedded_server import embedded_server, is_running
 from batchmill.orchestration.server.server_process import HOST, bound_socket
