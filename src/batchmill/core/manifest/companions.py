@@ -4,6 +4,7 @@ A mask is a companion of its image, and a transcript one of its recording.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 
 import numpy as np
 import pyarrow as pa
@@ -71,13 +72,10 @@ def companion_rows(
         yield {column: seen[row] for column, seen in files.items()}
 
 
-def lack_companions(companions: Mapping[str, pa.Table], count: int) -> pa.Array:
+def lack_companions(companions: Mapping[str, pa.Table]) -> pa.ChunkedArray:
     """Return which of the inputs name a companion that does not exist."""
-    lacks = pa.array(np.zeros(count, bool))
-    for table in companions.values():
-        is_missing = pc.equal(table["size"], MISSING_SIZE).fill_null(False)
-        lacks = pc.or_(lacks, is_missing.combine_chunks())
-    return lacks
+    masks = (pc.equal(table["size"], MISSING_SIZE) for table in companions.values())
+    return reduce(pc.or_, (mask.fill_null(False) for mask in masks))
 
 
 def _look_up(

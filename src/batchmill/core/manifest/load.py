@@ -173,12 +173,10 @@ def _with_companions(inputs: pa.Table, companions: Mapping[str, pa.Table]) -> pa
     pairs = zip(own, map(digest_of_files, rows), strict=True)
     digests = pa.array([joint_digest(*pair) for pair in pairs], pa.string())
     found = with_column(inputs, "companions", digests)
-    is_missing = lack_companions(companions, len(inputs))
+    is_missing = lack_companions(companions)
     state = {"size": MISSING_SIZE, "mtime_ns": 0, "etag": None, "ctime_ns": None}
     for name, value in state.items():
-        kind = found.schema.field(name).type
-        values = pc.if_else(is_missing, pa.scalar(value, kind), found[name])
-        found = with_column(found, name, values)
+        found = with_column(found, name, pc.if_else(is_missing, value, found[name]))
     return found
 
 
