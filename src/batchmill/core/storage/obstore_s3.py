@@ -42,7 +42,7 @@ _CONNECT_TIME, _REQUEST_TIME = timedelta(seconds=10), timedelta(hours=1)
 
 _process = 0  # The id of the process that may use obstore.
 _settings: dict[str, "S3Settings | None"] = {}
-_stores: dict[str, "S3Store"] = {}
+_stores: dict[str, "S3Store | None"] = {}
 _opening = threading.Lock()
 
 
@@ -92,13 +92,10 @@ def store_for(url: str) -> "S3Store | None":
     key = _cache_key(url)
     # Without the lock, a thread could add a store with old settings after they were forgotten.
     with _opening, converting_errors(url):
-        store = _stores.get(key)
-        if not store:
+        if key not in _stores:
             settings = _settings_for(url)
-            store = _open_store(_bucket_of(url), settings) if settings else None
-        if store:
-            _stores[key] = store
-    return store
+            _stores[key] = _open_store(_bucket_of(url), settings) if settings else None
+        return _stores[key]
 
 
 def forget_settings() -> None:
