@@ -231,9 +231,7 @@ class LocalStore(Store):
                 with contained_paths.open_file(self.url, pack) as file:
                     os.fsync(file.fileno())
             if packs:
-                with contained_paths.closing(
-                    contained_paths.open_folder(self.url, PACKS)
-                ) as folder:
+                with contained_paths.folder_of(self.url, packs[0]) as (folder, _):
                     os.fsync(folder)
 
     @contextmanager
