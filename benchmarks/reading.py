@@ -75,7 +75,7 @@ def publish(folder: Path, rows: int) -> None:
             labels = [f"class {number % CLASSES}" for number in numbers]
             writer.write_table(pa.table([names, outputs, labels], schema=schema))
     snapshots, store = ledger.snapshots, ledger.store
-    store.copy(METADATA, snapshots.table_name(1))
+    store.copy(METADATA, snapshots.file_name(1, "table"))
     found = {"content": store.content_of(METADATA), "rows": rows}
     state = ledger.write_state(1, State(store)).file
     snapshot = Snapshot(

@@ -9,7 +9,7 @@ from prefect.blocks.fields import SecretDict
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 from pydantic import AfterValidator, BeforeValidator, Field, HttpUrl, field_validator
 
-from batchmill.core.options.base import Described
+from batchmill.core.options.validation import Described
 from batchmill.core.security.credentials import Access
 from batchmill.core.urls import is_url, join, shown_url, url_fault, without_file_scheme
 from batchmill.errors import OptionError

@@ -11,7 +11,7 @@ from batchmill.blocks.saved_block import FORM, loaded, logo, saved_name
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, SecretStr, ValidationError, field_validator, model_validator
 
-from batchmill.core.options.base import Described, parse_size
+from batchmill.core.options.validation import Described, parse_size
 from batchmill.errors import OptionError
 
 # The address of a Ray that the run starts on its own machine.

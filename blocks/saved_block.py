@@ -5,7 +5,7 @@ from typing import Any
 from prefect.blocks.core import Block
 from pydantic import ConfigDict, HttpUrl
 
-from batchmill.core.options.base import FIELDS_IN_FORMS
+from batchmill.core.options.validation import FIELDS_IN_FORMS
 from batchmill.core.security.allowlist import restrictions
 from batchmill.errors import OptionError
 

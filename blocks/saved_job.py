@@ -8,7 +8,6 @@ from batchmill.blocks.saved_block import FORM, load_saved, logo, saved_name
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, model_validator
 
-from batchmill.core.options.base import Described
 from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.core.options.job_options import (
     ConfinementOptions,
@@ -16,6 +15,7 @@ from batchmill.core.options.job_options import (
     InputOptions,
     PartitionOptions,
 )
+from batchmill.core.options.validation import Described
 from batchmill.errors import OptionError
 
 

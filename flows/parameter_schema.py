@@ -7,8 +7,8 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 from pydantic import Field, WithJsonSchema
 
-from batchmill.core.options.base import Options
 from batchmill.core.options.job_options import JobSettings
+from batchmill.core.options.validation import Options
 
 P = ParamSpec("P")
 R = TypeVar("R")

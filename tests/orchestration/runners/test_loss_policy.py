@@ -10,7 +10,7 @@ from batchmill.core.storage import LocalStore, open_store
 from batchmill.orchestration.runners.loss_policy import LossPolicy, split_lost
 from batchmill.orchestration.runners.shard_queue import ShardQueue, SubmittedShard
 from batchmill.runs.shards.shard import Shard
-from batchmill.runs.workers.input_table import History
+from batchmill.runs.workers.inputs_in_progress import History
 
 
 def shard_of(dataset="nowhere", start=0, stop=8, **changes):

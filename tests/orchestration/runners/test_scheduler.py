@@ -11,7 +11,7 @@ from batchmill.errors import RunError, StoreError
 from batchmill.orchestration.runners import scheduler as scheduling
 from batchmill.orchestration.runners.scheduler import ShardScheduler
 from batchmill.runs.shards.shard import Shard
-from batchmill.runs.workers.input_table import History
+from batchmill.runs.workers.inputs_in_progress import History
 
 
 def shards_of(count):

@@ -8,7 +8,7 @@ import pytest
 
 from batchmill.runs.workers import control
 from batchmill.runs.workers.control import Feed, SharedFlag, SharedTurns
-from batchmill.runs.workers.input_table import InputTable
+from batchmill.runs.workers.inputs_in_progress import InputTable
 
 INPUTS = 5_000
 

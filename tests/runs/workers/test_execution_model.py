@@ -16,7 +16,7 @@ from harness.live import STEP_MODULES, wait_for
 from batchmill.core.ledger import committer
 from batchmill.runs import execute as engine
 from batchmill.runs.shards import execution
-from batchmill.runs.workers import input_table
+from batchmill.runs.workers import inputs_in_progress
 
 PARTS = 8
 # `make soak` plays more.
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch):
     monkeypatch.chdir(STEP_MODULES)
-    monkeypatch.setattr(input_table, "_FIRST_PAUSE", FIRST_PAUSE)
+    monkeypatch.setattr(inputs_in_progress, "_FIRST_PAUSE", FIRST_PAUSE)
     monkeypatch.setattr(execution, "_GRACE_SECONDS", 0.5)
     monkeypatch.setattr(committer, "COMMIT_SECONDS", 0.1)
 

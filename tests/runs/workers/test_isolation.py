@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.core.outcome import Outcome
 from batchmill.errors import WorkerError
-from batchmill.runs.workers import input_table
+from batchmill.runs.workers import inputs_in_progress
 from batchmill.runs.workers.control import SharedFlag, SharedTurns, Stop
 from batchmill.runs.workers.guarded_inputs import GuardedInputs
 from batchmill.runs.workers.isolated_executor import IsolatedExecutor
@@ -450,7 +450,7 @@ def test_a_request_to_stop_leaves_the_rest_without_an_outcome():
 
 @pytest.fixture
 def retries_at_once(monkeypatch):
-    monkeypatch.setattr(input_table, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(inputs_in_progress, "_FIRST_PAUSE", 0.0)
 
 
 @pytest.mark.usefixtures("retries_at_once")

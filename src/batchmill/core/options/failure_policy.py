@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from batchmill.core.options.base import SIZE_PATTERN, Options, Text, parse_size
+from batchmill.core.options.validation import SIZE_PATTERN, Options, Text, parse_size
 from batchmill.core.outcome import RETRIED_KINDS
 from batchmill.errors import OptionError
 

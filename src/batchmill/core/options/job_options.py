@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from batchmill.core.options.base import (
+from batchmill.core.options.failure_policy import FailurePolicy
+from batchmill.core.options.validation import (
     SIZE_PATTERN,
     CommaSeparated,
     Options,
@@ -19,7 +20,6 @@ from batchmill.core.options.base import (
     parse_size,
     unknown_option,
 )
-from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.errors import OptionError
 
 _LEAST_PACK = 2**20

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from batchmill.core.options.base import option_name
 from batchmill.core.options.job_options import PartitionOptions
+from batchmill.core.options.validation import option_name
 from batchmill.errors import OptionError
 
 # The group and the stratum of each row of a manifest.

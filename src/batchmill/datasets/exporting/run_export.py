@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from batchmill.core.layout import LEDGER_FOLDER
 from batchmill.core.ledger.json_file import sealed
-from batchmill.core.options.base import parse_size
+from batchmill.core.options.validation import parse_size
 from batchmill.core.planning.batching import own_cores
 from batchmill.core.storage import Store, if_exists, is_url, open_store, remote
 from batchmill.core.storage.objects import unwritable

@@ -6,7 +6,7 @@ from typing import Any
 
 from batchmill.core.ledger.run_control import RunControl
 from batchmill.runs.shards.shard_inputs import ShardInputs
-from batchmill.runs.workers.input_table import History, InputTable
+from batchmill.runs.workers.inputs_in_progress import History, InputTable
 
 
 class RecordedAttempts:

@@ -16,7 +16,7 @@ from batchmill.core.planning.decisions import encode_manifest_columns
 from batchmill.core.planning.plan_file import PlanFile
 from batchmill.core.planning.run_spec import as_planned, carried_rows, read_spec
 from batchmill.core.storage import open_store
-from batchmill.runs.workers.input_table import History
+from batchmill.runs.workers.inputs_in_progress import History
 
 
 @dataclass(frozen=True, kw_only=True)

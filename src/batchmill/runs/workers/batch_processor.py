@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from batchmill.core.outcome import Outcome, UnstoredOutcome
 from batchmill.runs.workers.control import SharedFlag, Stop
-from batchmill.runs.workers.input_table import InputTable
+from batchmill.runs.workers.inputs_in_progress import InputTable
 from batchmill.runs.workers.loaded_batches import (
     Batch,
     BatchCallbacks,

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from batchmill.runs.workers.input_table import InputTable
+from batchmill.runs.workers.inputs_in_progress import InputTable
 from batchmill.runs.workers.worker_channel import anonymous_file
 
 _COUNTS, _TURN = struct.Struct("qq"), struct.Struct("qd")

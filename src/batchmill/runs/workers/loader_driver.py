@@ -19,7 +19,7 @@ from batchmill.runs.workers.async_inputs import Concurrency, ConcurrentInputs
 from batchmill.runs.workers.batch_processor import BatchProcessor
 from batchmill.runs.workers.control import Feed, SharedFlag, Stop
 from batchmill.runs.workers.guarded_inputs import GuardedInputs
-from batchmill.runs.workers.input_table import LoaderPass
+from batchmill.runs.workers.inputs_in_progress import LoaderPass
 from batchmill.runs.workers.loaded_batches import Batch, BatchCallbacks, Sample
 from batchmill.runs.workers.loader_context import WorkerContext
 from batchmill.runs.workers.memory_usage import kernel_oom_kills

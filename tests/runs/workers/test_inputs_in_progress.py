@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
 from batchmill.core.outcome import LONGEST_RETRY_AFTER, Outcome
-from batchmill.runs.workers.input_table import History, InputTable
+from batchmill.runs.workers.inputs_in_progress import History, InputTable
 
 OK = Outcome("a", "a", "ok", 1, 0.0, 0.0, "here")
 FAILED = OK._replace(kind="failed")
