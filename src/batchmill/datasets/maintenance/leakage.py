@@ -181,9 +181,10 @@ def compare_with_source(ledger: Ledger) -> Iterator[Finding]:
 
 def _read_columns(store: Store, names: list[str], table: str = METADATA) -> pd.DataFrame:
     """Read those columns of a dataset's table that exist. Partitions become text."""
-    file = pq.ParquetFile(store.open(table))
-    known = [name for name in names if name in file.schema_arrow.names]
-    frame: pd.DataFrame = file.read(columns=known).to_pandas()
+    with store.open(table) as opened:
+        file = pq.ParquetFile(opened)
+        known = [name for name in names if name in file.schema_arrow.names]
+        frame: pd.DataFrame = file.read(columns=known).to_pandas()
     if PARTITION_COLUMN in frame.columns:
         # A partition from a manifest may be a number.
         frame[PARTITION_COLUMN] = pd.Series(texts_of(frame[PARTITION_COLUMN]), frame.index, object)

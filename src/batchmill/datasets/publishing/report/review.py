@@ -122,9 +122,10 @@ class Review:
         if self.columns:
             yield "Columns:", [one.text for one in self.columns]
         for what, found in self.failures.items():
-            shown = islice(found.items(), _SHOWN_LINES)
-            title = counted(len(found), what)
-            yield f"{title}:", [f"{name}: {reason}" for name, reason in shown]
+            lines = [f"{name}: {reason}" for name, reason in islice(found.items(), _SHOWN_LINES)]
+            hidden = len(found) - len(lines)
+            more = [f"... and {hidden:,} more"] if hidden else []
+            yield f"{counted(len(found), what)}:", [*lines, *more]
         yield self.forecast, []
 
     @property
