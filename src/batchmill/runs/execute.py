@@ -178,7 +178,7 @@ def execute(prepared: Prepared, runner: Runner, observer: RunObserver | None = N
 
 
 def _publish(run: Run, ended: ShardsEnd, observer: RunObserver) -> RunEnd:
-    with run.ledger.store.alone():
+    with run.ledger.store.keeping_listings():
         run.finalize()
         unpublished = observer.write_tables(run.prepared, run.number)
         is_stale = not unpublished and run.report_is_stale

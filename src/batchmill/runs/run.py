@@ -187,7 +187,7 @@ def open_run(prepared: Prepared, *, wait: Wait | None = None) -> Iterator[Run]:
             remove_orphans(ledger)
         elif is_new:
             remove_incomplete(ledger.store)  # A run may have been killed while it made the dataset.
-        with ledger.store.alone(), ThreadPoolExecutor(1) as pool:
+        with ledger.store.keeping_listings(), ThreadPoolExecutor(1) as pool:
             last = pool.submit(ledger.last_known_run)
             prepared = plan_again(prepared, always=held.has_waited)
             number = 1 + last.result()

@@ -72,7 +72,7 @@ def test_only_a_large_upload_waits_until_the_server_accepts_it(
 def test_a_folder_is_listed_again_after_a_change_of_the_store(bucket, methods):
     store = open_store(bucket)
     store.write("a/x", b"")
-    with store.alone():
+    with store.keeping_listings():
         assert methods(lambda: [store.names("a"), store.names("a")]) == ([["x"], ["x"]], ["GET"])
         store.write("a/b/y", b"")
         assert (store.names("a"), store.names("")) == (["b", "x"], ["a"])
@@ -95,7 +95,7 @@ def test_a_listing_that_a_change_has_overtaken_is_not_kept(bucket, monkeypatch):
         return found
 
     monkeypatch.setattr(remote, "names", list_then_change)
-    with store.alone():
+    with store.keeping_listings():
         store.names("")
         assert store.names("") == ["x"]
 

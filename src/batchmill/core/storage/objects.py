@@ -74,7 +74,7 @@ class ObjectStore(Store):
         return list(found)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def keeping_listings(self) -> Iterator[None]:
         """List each folder only once during the block, unless this store changes it."""
         self._listed = {}
         try:

@@ -53,11 +53,10 @@ class Store(Protocol):
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder in sorted order, without files that are being written."""
 
-    def alone(self) -> AbstractContextManager[None]:
-        """Declare that no other process changes the dataset during the block.
+    def keeping_listings(self) -> AbstractContextManager[None]:
+        """List each folder of a bucket only once during the block, unless this store changes it.
 
-        In a bucket, each folder is then listed only once, unless this store changes it. In a
-        folder, listings are fast.
+        No other process may change the dataset. In a folder, listings are fast, and not kept.
         """
         return nullcontext()
 
