@@ -109,7 +109,7 @@ test-long: azurite ## Run a part of what --long adds, such as PART=3/6; needs th
 # It has a venv of its own, because its packages are of no use to the tests.
 COSMIC_RAY := cosmic-ray==8.7.0
 COUNT ?= 0
-mutants: $(VENV)/mutants/$(COSMIC_RAY) ## Change FILE in many ways, and print the changes that its fast tests do not notice
+mutants: $(VENV)/mutants/$(COSMIC_RAY) ## Change FILE in many ways, and print the changes that its tests do not notice
 	$(VENV)/mutants/bin/python tests/support/mutants.py --count $(COUNT) $(FILE) $(TESTS)
 
 $(VENV)/mutants/$(COSMIC_RAY): | $(INSTALLED)

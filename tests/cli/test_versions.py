@@ -15,6 +15,8 @@ from batchmill.core.planning.run_spec import read_spec
 from batchmill.core.storage import LocalStore
 from batchmill.datasets.maintenance.verify import verify
 
+pytestmark = pytest.mark.slow
+
 STEP = """
 def step(source, out):
     (out / "sub").mkdir()

@@ -10,6 +10,8 @@ from batchmill.cli.main import main
 from batchmill.datasets.maintenance.verify import verify
 from batchmill.datasets.publishing.summary import adoption_lines, summarise
 
+pytestmark = pytest.mark.slow
+
 FAILING = STEP.replace(
     "    with open", "    if source.name == '00003.txt': raise ValueError('three')\n    with open"
 )
@@ -101,7 +103,6 @@ def test_a_change_of_the_params_is_not_accepted(job):
     )
 
 
-@pytest.mark.slow
 def test_the_commands_say_that_outcomes_are_adopted(job, capsys):
     def shown(*arguments):
         with pytest.raises(SystemExit) as ended:

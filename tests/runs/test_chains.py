@@ -15,6 +15,8 @@ from harness.jobs import run_job, update
 import batchmill
 from batchmill.core.storage import open_store
 
+pytestmark = pytest.mark.slow
+
 LEVELS = ("clips", "features", "scores")
 # No input fails, because an input that fails keeps its earlier result.
 TEXTS = ["a", "b", "ab", "abc", "cab"]

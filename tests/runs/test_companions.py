@@ -19,6 +19,8 @@ from batchmill.datasets.exporting.verify_export import find_differences
 from batchmill.runs.inputs.single_input import run_single_input
 from batchmill.testing import check_step
 
+pytestmark = pytest.mark.slow
+
 STEP = """
 def overlay(source, mask, row):
     text = mask.read_text() if mask else "nothing"

@@ -15,6 +15,8 @@ from batchmill.core.partitions.record import last_assignment
 from batchmill.core.planning.prepare import prepare
 from batchmill.datasets.maintenance.verify import verify
 
+pytestmark = pytest.mark.slow
+
 STEP = "steps_under_test:copy"
 SHARES = {"partition": "train=0.6,validation=0.2,test=0.2"}
 BY_SPEAKER = SHARES | {"group_by": "who"}

@@ -19,6 +19,8 @@ from batchmill.core.planning.run_spec import read_spec
 from batchmill.core.storage import LocalStore
 from batchmill.datasets.publishing.failure_groups import read_failures
 
+pytestmark = pytest.mark.slow
+
 STEP = """
 def join(source, mask=None):
     files = sorted(path for path in source.rglob("*") if path.is_file())

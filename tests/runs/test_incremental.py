@@ -27,6 +27,8 @@ from batchmill.datasets.maintenance.verify import verify
 from batchmill.datasets.publishing.publish import publish_changes
 from batchmill.runs.run import open_run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):
@@ -34,7 +36,6 @@ def job(tmp_path, monkeypatch):
     return CopyingJob(tmp_path, 20)
 
 
-@pytest.mark.slow
 def test_only_changed_inputs_are_executed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     job = CopyingJob(tmp_path, 400)
@@ -401,7 +402,6 @@ def test_failures_on_a_full_disk_are_not_recorded(job, monkeypatch):
     assert list(verify(job.ledger)) == []
 
 
-@pytest.mark.slow
 def test_occasional_store_failures_lose_no_results(job, monkeypatch):
     chance = random.Random(0)
     rename, failures = os.rename, []

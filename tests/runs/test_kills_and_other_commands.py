@@ -15,6 +15,8 @@ from batchmill.datasets.maintenance.verify import examine
 from batchmill.datasets.publishing.summary import adoption_lines
 from batchmill.runs import run as run_module
 
+pytestmark = pytest.mark.slow
+
 STEP = """
 def copy(source, out):
     text = source.read_text()

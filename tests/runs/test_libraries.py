@@ -13,6 +13,8 @@ from batchmill.cli.main import main
 from batchmill.core.ledger.open import open_ledger
 from batchmill.core.planning.prepare import prepare
 
+pytestmark = pytest.mark.slow
+
 # By the name of a library: its files, and what it requires. The step names or reaches all.
 USED = {
     "plain": ({"plain/__init__.py": "N = 1"}, []),

@@ -30,6 +30,8 @@ from batchmill.datasets.maintenance.packs import rewrite_packs
 from batchmill.datasets.maintenance.verify import examine
 from batchmill.datasets.publishing.failure_groups import read_failures
 
+pytestmark = pytest.mark.slow
+
 STEP = """
 import os, signal
 def letters(source, out, version=1):

@@ -25,6 +25,8 @@ from batchmill.datasets.publishing.report import write_report
 from batchmill.runs.execute import RunObserver
 from batchmill.runs.run import open_run
 
+pytestmark = pytest.mark.slow
+
 STEP = """
 def step(source, out):
     (out / "copy").write_text(source.read_text())

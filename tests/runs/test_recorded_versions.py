@@ -13,6 +13,8 @@ from batchmill.core.ledger.open import open_ledger
 from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.runs.proof import ProofOptions, prove
 
+pytestmark = pytest.mark.slow
+
 STEP = """
 from pathlib import Path
 
@@ -73,7 +75,6 @@ def test_the_samples_of_a_version_are_below_its_own_root(folder):
         assert (sample.text, sample.data) == (text, text)
 
 
-@pytest.mark.slow
 def test_a_version_is_proved_with_the_inputs_that_it_had(folder):
     run("ab")
     run("a")
@@ -83,7 +84,6 @@ def test_a_version_is_proved_with_the_inputs_that_it_had(folder):
         assert (proof.results, proof.made, proof.is_equal) == (results, results, True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("accepts", [True, False])
 def test_each_version_is_proved_with_its_own_step(folder, accepts):
     """Also if a refactored step gives an equal table, or its earlier results were accepted."""

@@ -18,6 +18,8 @@ from batchmill import OptionError
 from batchmill.cli.main import main
 from batchmill.datasets.publishing.report.file_comparison import FileComparison
 
+pytestmark = pytest.mark.slow
+
 STEP = """
 import planted
 LIMIT = 30

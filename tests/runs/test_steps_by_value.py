@@ -24,6 +24,8 @@ from batchmill.runs.run import open_run
 from batchmill.runs.shards.process import ShardProcess
 from batchmill.testing import check_step
 
+pytestmark = pytest.mark.slow
+
 CELL = """
 from __future__ import annotations
 from pathlib import Path
@@ -119,7 +121,6 @@ def test_the_plan_names_what_changed_and_it_can_be_accepted(run, words, tmp_path
     assert run(edited, options={"accept_change": True}) == (0, before)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["a function", "a Dataset class"])
 def test_another_process_gets_the_step_from_the_run(words, tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
@@ -238,7 +239,6 @@ def test_a_step_is_tried_in_this_process(words):
     assert (outcome.kind, outcome.error) == ("ok", "")
 
 
-@pytest.mark.slow
 def test_a_step_is_checked(words):
     rows = check_step(made(CELL), [words / "a.txt", words / "b.txt"])
     assert [row["value"] for row in rows] == [18, 27]

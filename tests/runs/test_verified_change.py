@@ -14,6 +14,8 @@ from batchmill.datasets.publishing.summary import adoption_lines
 from batchmill.runs.execute import InThisProcess, execute
 from batchmill.runs.verify_change import verify_change
 
+pytestmark = pytest.mark.slow
+
 SAME = HELPER.replace("len(", "0 + len(")
 
 

@@ -2,8 +2,9 @@
 
     make mutants FILE=src/batchmill/core/ledger/parts.py [COUNT=40] [TESTS="tests/core tests/runs"]
 
-The fast tests of the file's package, or of TESTS, run on a copy of the sources. COUNT limits the
-number of changes: a random sample. The exit code is 1 if the tests notice less than nine tenths.
+The tests of the file's package, or of TESTS, run on a copy of the sources, without those that start
+a server or a command. COUNT limits the number of changes: a random sample. The exit code is 1 if
+the tests notice less than nine tenths.
 """
 
 import argparse
@@ -27,7 +28,7 @@ CONFIG = """
 module-path = "{module}"
 timeout = 300.0
 excluded-modules = []
-test-command = "{python} -m pytest -q -x -m 'not end_to_end and not slow and not system' {tests}"
+test-command = "{python} -m pytest -q -x -m 'not end_to_end and not system' {tests}"
 [cosmic-ray.distributor]
 name = "local"
 """

@@ -13,6 +13,8 @@ from harness.live import clean_environment
 
 from batchmill.testing import check_step
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def samples(tmp_path, monkeypatch):
@@ -28,7 +30,6 @@ def samples(tmp_path, monkeypatch):
     return sorted((tmp_path / "samples").glob("*/a.txt"))
 
 
-@pytest.mark.slow
 def test_a_function_passes_and_its_rows_are_returned(samples):
     assert check_step(kit_steps.copy, samples, params={"upper": True}) == [
         {"input": "a.txt", "output": "copy.txt", "length": 3},
@@ -47,19 +48,16 @@ def test_rows_have_the_types_of_a_manifest(samples):
     assert [(row["type"], row["missing"]) for row in rows] == [("float", False), ("float", True)]
 
 
-@pytest.mark.slow
 def test_a_dataset_class_and_a_list_pass(samples):
     labels = [{"label": "x"}, {"label": "y"}]
     assert [row["letters"] for row in check_step(kit_steps.Letters, samples, rows=labels)] == [3, 3]
     assert [row["item"] for row in check_step("kit_steps:items", samples)] == [1, 2]
 
 
-@pytest.mark.slow
 def test_a_batch_step_passes(samples):
     assert [row["size"] for row in check_step(kit_steps.Batched, samples)] == [3, 3]
 
 
-@pytest.mark.slow
 def test_steps_that_come_with_batchmill_pass(samples, tmp_path):
     recordings = []
     for number in range(2):
@@ -104,7 +102,6 @@ NEED_TWO = ("ByPosition", "counts_calls", "removes_what_others_wrote")
         ("other_identity", "its identity differs in each process: the step's version changed"),
     ],
 )
-@pytest.mark.slow
 def test_each_fault_is_reported_alone(samples, step, told):
     with pytest.raises(AssertionError) as raised:
         check_step(f"kit_steps:{step}", samples[: 2 if step in NEED_TWO else 1])

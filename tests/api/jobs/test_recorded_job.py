@@ -14,6 +14,8 @@ from batchmill.cli.main import main
 from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.core.planning.recorded_job import recorded_job, upstream_first
 
+pytestmark = pytest.mark.slow
+
 COPY = (
     "def copy(source, out, *, times=1):\n"
     "    text = source.read_text() * times\n"

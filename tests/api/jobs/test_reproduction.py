@@ -20,6 +20,8 @@ from batchmill.core.storage import LocalStore
 from batchmill.datasets.publishing.failure_groups import read_failures
 from batchmill.errors import OptionError
 
+pytestmark = pytest.mark.slow
+
 STEP = """
 from reproduced.inner import check
 KEY = "secret-value-0123"

@@ -24,6 +24,8 @@ from batchmill.core.storage import LocalStore
 from batchmill.datasets.maintenance.verify import examine
 from batchmill.datasets.maintenance.versions import keep_version
 
+pytestmark = pytest.mark.slow
+
 SHOWN = ("outcome", "run", "rows", "result_run", "absence", "attempts")
 ALL = [*PART_SCHEMA.names, "result_run", "absence"]
 

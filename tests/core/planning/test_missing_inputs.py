@@ -16,6 +16,8 @@ from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.core.planning.prepare import prepare
 from batchmill.datasets.publishing.summary import failure_message
 
+pytestmark = pytest.mark.slow
+
 SPLIT = "batchmill.steps.words:split"
 
 

@@ -28,6 +28,8 @@ from batchmill.datasets.maintenance.verify import verify
 from batchmill.runs.progress import RunWatcher
 from batchmill.runs.run import open_run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):

@@ -19,6 +19,8 @@ from batchmill.datasets.publishing.failure_groups import own_frames, read_failur
 from batchmill.datasets.publishing.summary import failure_message, summarise
 from batchmill.errors import OptionError
 
+pytestmark = pytest.mark.slow
+
 STEP = """
 import json, threading
 

@@ -21,6 +21,8 @@ from batchmill.runs import run as run_module
 from batchmill.runs.run import open_run
 from batchmill.runs.shards.run_shard import run_shard
 
+pytestmark = pytest.mark.slow
+
 STEP = """
 def mark(source, out, version=1):
     (out / "mark.txt").write_text(f"{version} {source.read_text()}")

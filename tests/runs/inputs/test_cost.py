@@ -19,6 +19,8 @@ from batchmill.core.planning.prepare import prepare
 from batchmill.runs.run import open_run
 from batchmill.runs.shards.run_shard import run_shard
 
+pytestmark = pytest.mark.slow
+
 STEPS = """
 import resource
 
@@ -81,14 +83,12 @@ def shard_of(tmp_path, step, count, counted):
 
 
 @pytest.mark.parametrize(("step", "bounds"), [("nothing", READ), ("one_file", WRITTEN)])
-@pytest.mark.slow
 def test_system_calls_of_an_input(tmp_path, step, bounds):
     slopes = for_each_input(lambda count: shard_of(tmp_path, f"costs:{step}", count, calls_of), FEW)
     assert_within(bounds, slopes)
     assert {"open", "read"} <= {key.what for key in slopes}, "calls are no longer counted"
 
 
-@pytest.mark.slow
 def test_bytes_that_an_input_sends_between_processes(tmp_path):
     slopes = for_each_input(
         lambda count: shard_of(tmp_path, "costs:one_file", count, bytes_of), FEW
@@ -102,7 +102,6 @@ def test_bytes_that_an_input_sends_between_processes(tmp_path):
 
 
 @pytest.mark.parametrize(("step", "looks"), [("nothing", 1), ("one_file", 2)])
-@pytest.mark.slow
 def test_a_run_with_nothing_to_do_stats_each_file_once(tmp_path, step, looks):
     def second_run(count):
         job = (folder_with(tmp_path, count) / "manifest.csv", f"costs:{step}", f"out{count}")

@@ -5,6 +5,8 @@ from harness.jobs import run_job
 
 from batchmill.core.options.failure_policy import FailurePolicy
 
+pytestmark = pytest.mark.slow
+
 STEPS = """
 import asyncio, time
 

@@ -9,6 +9,8 @@ from batchmill.core.ledger.parts import Origin
 from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.core.outcome import Outcome
 
+pytestmark = pytest.mark.slow
+
 COUNT = 300
 STEP = """
 import time

@@ -15,6 +15,8 @@ from batchmill.errors import StepError
 from batchmill.runs.run import open_run
 from batchmill.runs.shards.run_shard import run_shard
 
+pytestmark = pytest.mark.slow
+
 MODULE = """
 import os, time
 from pathlib import Path

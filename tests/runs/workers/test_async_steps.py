@@ -22,6 +22,8 @@ from batchmill.runs.shards import execution
 from batchmill.runs.workers import isolated_executor
 from batchmill.runs.workers.control import Pace
 
+pytestmark = pytest.mark.slow
+
 STEPS = "async_steps"
 POLICY = FailurePolicy(retries=0, timeout=60)
 
@@ -433,7 +435,6 @@ def test_a_worker_with_too_many_open_files_is_replaced(run, log):
     assert executions(log) == Counter(dict.fromkeys(texts, 1))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", ["hoards", "hoards_without_waiting"])
 def test_memory_that_short_inputs_leave_is_limited(run, log, tmp_path, step):
     """No input lasts as long as the interval of the watchdog. None of them is at fault."""

@@ -14,6 +14,8 @@ from batchmill.core.planning.job import make_confinement
 from batchmill.errors import OptionError
 from batchmill.runs.workers.landlock import check_support, is_supported
 
+pytestmark = pytest.mark.slow
+
 # Sends a forged answer to the worker.
 ANSWERS_AND_EXITS = """
 import json, stat, struct

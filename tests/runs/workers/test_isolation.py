@@ -35,6 +35,8 @@ from batchmill.runs.workers.watchdog import Limits, Watchdog
 from batchmill.runs.workers.worker import this_worker
 from batchmill.runs.workers.worker_channel import WorkerChannel
 
+pytestmark = pytest.mark.slow
+
 # Long enough that healthy inputs do not time out on a busy machine.
 TIMEOUT = 5.0
 MEMORY_BYTES = 300 * 2**20
@@ -142,7 +144,6 @@ def check(outcomes, executions):
         ),
     ],
 )
-@pytest.mark.slow
 def test_every_poison_at_once(tmp_path, num_workers, step):
     poisons = [name for name in POISONS if name != "huge"]
     check(*run_poisons(tmp_path, among_healthy(poisons), num_workers, step))
@@ -151,7 +152,6 @@ def test_every_poison_at_once(tmp_path, num_workers, step):
 @pytest.mark.parametrize(
     "num_workers", [4, *(pytest.param(number, marks=pytest.mark.long) for number in (0, 1))]
 )
-@pytest.mark.slow
 def test_every_fault_with_files_at_once(tmp_path, num_workers):
     folder = tmp_path / "in"
 
@@ -209,7 +209,6 @@ def test_random_mixes_in_random_order(tmp_path_factory, poisons, num_workers, se
 
 
 @pytest.mark.parametrize("size", [300_000, 700_000, 5_000_000])
-@pytest.mark.slow
 def test_large_metadata_of_many_inputs_arrives_once(tmp_path, size):
     (tmp_path / f"large_{size}.py").write_text(
         "def step(source, *, log):\n"
@@ -222,7 +221,6 @@ def test_large_metadata_of_many_inputs_arrives_once(tmp_path, size):
     assert set(executions.values()) == {1}
 
 
-@pytest.mark.slow
 def test_an_input_that_ends_at_its_deadline_is_executed_once(tmp_path):
     (tmp_path / "in").mkdir()
     names = [f"{number:02d}-{150 + 3 * number}" for number in range(0, 40, 2)]
@@ -281,12 +279,10 @@ def test_lost_outcomes_end_the_run(monkeypatch):
         ).execute(batch_size=2, num_workers=2)
 
 
-@pytest.mark.slow
 def test_too_large_metadata_is_rejected(tmp_path):
     check(*run_poisons(tmp_path, ["huge", "healthy"], 2, policy=FailurePolicy(retries=1)))
 
 
-@pytest.mark.slow
 def test_the_log_of_a_timeout_has_the_stack(tmp_path):
     outcomes, _ = run_poisons(tmp_path, ["sleep", "healthy"], 1)
     outcome = outcomes["00-sleep"]
@@ -314,7 +310,6 @@ def test_the_log_has_only_the_tail_of_this_input(tmp_path):
     ("fails", "retries", "kind", "attempts"),
     [(2, 2, "ok", 3), (2, 1, "failed", 2), (1, 0, "failed", 1), (0, 2, "ok", 1)],
 )
-@pytest.mark.slow
 def test_an_input_is_executed_at_most_retries_plus_one_times(
     tmp_path, fails, retries, kind, attempts
 ):
@@ -338,7 +333,6 @@ def test_an_input_is_executed_at_most_retries_plus_one_times(
 
 
 @pytest.mark.parametrize("poison", ["segfault", "kill", "allocate"])
-@pytest.mark.slow
 def test_without_retries_a_crash_is_final_at_once(tmp_path, poison):
     policy = FailurePolicy(retries=0, timeout=TIMEOUT, memory_limit=MEMORY_BYTES)
     outcomes, executions = run_poisons(tmp_path, [poison, "healthy"], 2, policy=policy)
@@ -374,7 +368,6 @@ def test_a_kill_by_the_kernel_for_lack_of_memory_is_oom(tmp_path, monkeypatch):
     assert executions["00-kill"] == 2
 
 
-@pytest.mark.slow
 def test_an_input_that_exceeds_memory_and_time_is_oom(tmp_path, monkeypatch):
     """Swapping slows down the input. A busy machine delays the check."""
     check_worker = Watchdog._check_worker
@@ -392,7 +385,6 @@ def test_an_input_that_exceeds_memory_and_time_is_oom(tmp_path, monkeypatch):
     assert outcomes["00-hoard"].kind == "oom"
 
 
-@pytest.mark.slow
 def test_when_memory_runs_low_the_largest_worker_is_killed(tmp_path, monkeypatch):
     low = Headroom(available=100 * 2**20, total=16 * 2**30)
     plenty = Headroom(available=8 * 2**30, total=16 * 2**30)
@@ -562,7 +554,6 @@ def large_process():
         yield
 
 
-@pytest.mark.slow
 def test_memory_shared_by_a_fork_is_not_counted_twice(tmp_path, large_process, monkeypatch):
     used_bytes, forks = WorkerChannel.used_bytes, []
 
@@ -579,7 +570,6 @@ def test_memory_shared_by_a_fork_is_not_counted_twice(tmp_path, large_process, m
 
 
 @pytest.mark.parametrize("poison", ["fork_and_hoard", "fork_and_hoard_and_fork"])
-@pytest.mark.slow
 def test_memory_of_a_fork_is_counted(tmp_path, large_process, poison):
     outcomes, _ = run_poisons(tmp_path, [poison, "healthy"], 1, policy=PATIENT)
     assert [outcomes[name].kind for name in sorted(outcomes)] == ["oom", "ok"]
