@@ -63,7 +63,7 @@ def build(target: Path) -> None:
 def _write_reference(pages: Path) -> None:
     # Importing Prefect takes seconds. Faults in the pages are reported before that.
     from python_api import python_api
-    from support.reference import blocks, commands, flows
+    from reference import blocks, commands, flows
 
     (pages / "reference").mkdir(exist_ok=True)
     for place, make in zip(REFERENCE, (commands, flows, blocks, python_api), strict=True):

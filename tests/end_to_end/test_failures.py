@@ -228,7 +228,7 @@ def test_max_failures_decides_the_state_of_the_run(shell, api, work, allowed, co
 
 def test_a_broken_expectation_fails_the_flow_run_and_publishes_nothing(shell, api, work):
     make_inputs(work / "in", ["short.txt", "a-longer-name.txt"])
-    (work / "core/sizes.py").write_text(
+    (work / "sizes.py").write_text(
         "def step(source):\n    return {'size': source.stat().st_size}\n"
     )
     command = ["run", "in", "--step", "sizes:step", "-o", "out", "--expect"]

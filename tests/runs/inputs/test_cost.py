@@ -50,10 +50,9 @@ WRITTEN = {**READ, "open": 4, "fstat": 2, "read": 4, "stat": 3, "mkdir": 1, "lis
 
 @pytest.fixture(autouse=True)
 def _nothing_by_time(tmp_path, monkeypatch):
-    """Write only one part, no heartbeats, and check workers once: the number depends on time."""
+    """Write only one part and no heartbeats, because their number depends on time."""
     monkeypatch.setattr("batchmill.core.ledger.committer.COMMIT_SECONDS", 3600.0)
     monkeypatch.setattr("batchmill.core.ledger.lease.BEAT_SECONDS", 3600.0)
-    monkeypatch.setattr("batchmill.runs.workers.watchdog._CHECK_SECONDS", 3600.0)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "costs.py").write_text(STEPS)
 

@@ -10,7 +10,7 @@ import textwrap
 import psutil
 import pytest
 from harness.jobs import run_job
-from harness.live import STEP_MODULES, wait_for
+from harness.live import SUPPORT, wait_for
 
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.storage import LocalStore
@@ -125,9 +125,7 @@ def test_processes_of_steps_end_if_the_process_of_their_shard_is_killed(tmp_path
     )
     script = "from harness.jobs import run_job; run_job('in', 'leaving:step', 'out')"
     shard = subprocess.Popen(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(STEP_MODULES)},
+        [sys.executable, "-c", script], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(SUPPORT)}
     )
     pids = wait_for(lambda: started(tmp_path / "pids", 3), "the processes of the step", 60)
     shard.kill()

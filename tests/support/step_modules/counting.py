@@ -50,7 +50,9 @@ WATCHED = {
     os.pread: "read",
 }
 # These functions run at intervals: their calls do not depend on the number of inputs.
-_BY_TIME = ("workers.memory_usage.", "workers.processes.", "workers.worker_channel.bound_log")
+_BY_TIME = tuple(
+    f"runs.workers.{name}" for name in ("memory_usage.", "processes.", "worker_channel.bound_log")
+)
 # The DataLoader's last message to its workers. A worker may end before it arrives.
 _GOODBYE = ForkingPickler.dumps(None)
 
