@@ -49,9 +49,13 @@ WATCHED = {
     os.read: "read",
     os.pread: "read",
 }
-# These functions run at intervals: their calls do not depend on the number of inputs.
-_BY_TIME = tuple(
-    f"runs.workers.{name}" for name in ("memory_usage.", "processes.", "worker_channel.bound_log")
+# The calls of these functions do not depend on the number of inputs: they run at intervals, or look
+# up the libraries that the process has imported since the last run.
+_OTHERS = (
+    "core.user_step.libraries.",
+    "runs.workers.memory_usage.",
+    "runs.workers.processes.",
+    "runs.workers.worker_channel.bound_log",
 )
 # The DataLoader's last message to its workers. A worker may end before it arrives.
 _GOODBYE = ForkingPickler.dumps(None)
@@ -119,7 +123,7 @@ def calls_of(job):
         what = WATCHED.get(function) if event == "c_call" else None
         if what:
             place = place_of(frame)
-            if not place.startswith(_BY_TIME):
+            if not place.startswith(_OTHERS):
                 tally.note(what, place)
 
     threading.setprofile(note)
