@@ -1,1 +1,1 @@
-"""What a run builds on: manifest, plan, the user's step, records, stores, options."""
+"""The base of all other packages: manifest, plan, the user's step, records, stores, options."""

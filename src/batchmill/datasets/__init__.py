@@ -1,1 +1,1 @@
-"""What is done with results: tables and report, reading, exports, upkeep."""
+"""The uses of results: tables and report, reading, exports, upkeep."""

@@ -1,1 +1,1 @@
-"""What tests share: servers, runs in this process, comparisons."""
+"""The shared parts of tests: servers, runs in this process, comparisons."""

@@ -4,7 +4,7 @@ A state is a table with a row for each known input: the outcome that counts, the
 input keeps, its absence. It has the values that a plan compares. For the others, such as the rows
 and the log, it has the part and the row in it, because a part is never written again.
 
-The outcomes of one run are a state, too. Of several records of an input, one counts.
+The outcomes of one run are a state, too. If an input has several records, one counts.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
