@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 
 from batchmill.core import layout
 from batchmill.core.ledger.json_file import SealedRecords, read_json, read_sealed, sealed
+from batchmill.core.ledger.outcomes import outcomes_in
 from batchmill.core.ledger.parts import VERSION, Origin, as_part, read_part, write_hashed
 from batchmill.core.ledger.proof_records import Proof
 from batchmill.core.ledger.run_control import RunControl
 from batchmill.core.ledger.snapshots import Snapshot, Snapshots
-from batchmill.core.ledger.state import STATE_SCHEMA, State, outcomes_in
+from batchmill.core.ledger.state import STATE_SCHEMA, State
 from batchmill.core.outcome import Outcome
 from batchmill.core.storage import Store, if_exists, in_threads, read_once
 from batchmill.core.storage.fingerprints import hash_bytes

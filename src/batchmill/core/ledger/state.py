@@ -3,11 +3,9 @@
 A state is a table with a row for each known input: the outcome that counts, the result that the
 input keeps, its absence. It has the values that a plan compares. For the others, such as the rows
 and the log, it has the part and the row in it, because a part is never written again.
-
-The outcomes of one run are a state, too. If an input has several records, one counts.
 """
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
@@ -16,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.core.ledger.parts import PART_SCHEMA, fetch, read_parts, schema_of
+from batchmill.core.ledger.parts import PART_SCHEMA, fetch
 from batchmill.core.storage import Store
-from batchmill.core.storage.large_tables import Column, collected, select, take, with_column
-from batchmill.core.storage.name_search import repeated, rows_of
+from batchmill.core.storage.large_tables import Column, select, take, with_column
+from batchmill.core.storage.name_search import rows_of
 
 OK = "ok"
 # The absence of an input that the last manifest does not list.
@@ -281,60 +279,6 @@ def _joined(first: Sequence[str], second: Sequence[str]) -> tuple[Sequence[str],
     places = {text: place for place, text in enumerate(first)}
     found = [places.setdefault(text, len(places)) for text in second]
     return [*places], pa.array(found, pa.int32())
-
-
-def outcomes_in(store: Store, parts: Sequence[str]) -> State:
-    """Return the outcomes in the parts of one run.
-
-    If an input has several, an `ok` one wins: the attempt on a node that was counted as lost may
-    fail after another attempt has succeeded. Then the one of the latest attempt at the shard wins,
-    then that of the last part. No clock decides.
-
-    Raises the errors of `read_part`.
-    """
-    read = schema_of([*COPIED, "attempt"])
-    schema = pa.schema([*read, *(STATE_SCHEMA.field(name) for name in ("part", "row", LIBRARIES))])
-    sets: dict[str, int] = {}
-
-    def numbered() -> Iterator[pa.Table]:
-        for number, table in enumerate(read_parts(store, parts, [*read.names, LIBRARIES])):
-            columns = [
-                np.full(len(table), number, np.int32),
-                np.arange(len(table), dtype=np.int32),
-                _numbers(table[LIBRARIES], sets),
-            ]
-            yield pa.table([*table.select(read.names).columns, *columns], schema=schema)
-
-    found = collected(numbered(), schema)
-    found = select(found, _last_ones(found))
-    columns = [
-        found[field.name] if field.name in schema.names else pa.nulls(len(found), field.type)
-        for field in STATE_SCHEMA
-    ]
-    return State(store, pa.table(columns, schema=STATE_SCHEMA), parts, libraries=[*sets])
-
-
-def _numbers(texts: pa.ChunkedArray, numbers: dict[str, int]) -> pa.Array:
-    """Return the number of each text. New texts get the next numbers."""
-    found = texts.unify_dictionaries().combine_chunks()
-    own = [numbers.setdefault(text, len(numbers)) for text in found.dictionary.to_pylist()]
-    return pa.array(own, pa.int32()).take(found.indices)
-
-
-def _last_ones(records: pa.Table) -> np.ndarray:
-    """Return which records of a run count: one of each input."""
-    rows, numbers = repeated(records["input"])
-    wins = np.ones(len(records), bool)
-    if not len(rows):
-        return wins
-    found = records.select(["outcome", "attempt"]).take(pa.array(rows))
-    is_ok = np.asarray(pc.equal(found["outcome"], OK))
-    # The last key is the most important one.
-    order = np.lexsort((rows, found["attempt"].to_numpy(), is_ok, numbers))
-    is_last = np.append(np.diff(numbers[order]) != 0, True)
-    wins[rows] = False
-    wins[rows[order[is_last]]] = True
-    return wins
 
 
 def result_places(table: pa.Table) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
