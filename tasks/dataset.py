@@ -63,9 +63,12 @@ def assets_at(place: str) -> list[str]:
     """Return the key of the asset at a path or URL: none if Prefect does not accept the key.
 
     >>> assets_at("/data/my clips")
-    ['file:///data/my%20clips']
+    ['file:///data/my~20clips']
     """
-    key = quote(place, safe=":/") if is_url(place) else f"file://{quote(place)}"
+    # A path may have bytes that are not UTF-8.
+    quoted = quote(place, safe=":/" if is_url(place) else "/", errors="surrogateescape")
+    url = quoted if is_url(place) else f"file://{quoted}"
+    key = url.replace("%", "~")  # Prefect rejects % in a key, and spaces.
     return [key] if place and len(key) <= _LONGEST_KEY else []
 
 
