@@ -24,9 +24,9 @@ def missing_columns(frame: pd.DataFrame, partitioning: Partitioning) -> list[str
         The faults.
     """
     wanted = {"--group-by": partitioning.group_by, "--stratify": partitioning.stratify}
-    found = ", ".join(repr(str(name)) for name in frame.columns) or "none"
+    names = ", ".join(repr(str(name)) for name in frame.columns) or "none"
     return [
-        f"no column {column!r} for {option} (found: {found}). Add it, or name another."
+        f"no column {column!r} for {option} (found: {names}). Add it, or name another."
         for option, column in wanted.items()
         if column is not None and column not in frame.columns
     ]
@@ -61,8 +61,8 @@ def read_groups(
     pairs = zip(shared, names.to_pylist(), strict=True)
     keys = [key_of_input(name) if key is None else key for key, name in pairs]
     strata = nothing if partitioning.stratify is None else texts_of(frame[partitioning.stratify])
-    given = texts_of(frame[PARTITION_COLUMN]) if PARTITION_COLUMN in frame.columns else nothing
-    return pa.table([keys, strata, given], schema=GROUPS)
+    partitions = texts_of(frame[PARTITION_COLUMN]) if PARTITION_COLUMN in frame.columns else nothing
+    return pa.table([keys, strata, partitions], schema=GROUPS)
 
 
 def faults_of_groups(
@@ -80,8 +80,8 @@ def faults_of_groups(
     """
     faults = []
     first: dict[str, int] = {}
-    given = groups["given"].to_pylist()
-    for row, name in enumerate(given):
+    partitions = groups["given"].to_pylist()
+    for row, name in enumerate(partitions):
         if name is None:
             continue
         if name not in partitioning.shares:
@@ -93,10 +93,10 @@ def faults_of_groups(
             continue
         key = groups["group"][row].as_py()
         earlier = first.setdefault(key, row)
-        if given[earlier] != name:
+        if partitions[earlier] != name:
             faults.append(
                 f"{places()[row]}: has the {PARTITION_COLUMN} {name!r}, but {places()[earlier]} "
-                f"of the same group {key.partition(':')[2]!r} has {given[earlier]!r}. "
+                f"of the same group {key.partition(':')[2]!r} has {partitions[earlier]!r}. "
                 f"Give all rows of a group the same {PARTITION_COLUMN}."
             )
     return faults
@@ -117,8 +117,8 @@ def recorded_groups(dataset: str, version: int = 0) -> dict[str, str]:
         StoreError: The store does not respond.
     """
     ledger = Ledger(open_store(dataset))
-    found = ledger.snapshots.find(version) if version else ledger.snapshots.last_version()
-    assignment = assignment_of(ledger, found)
+    snapshot = ledger.snapshots.find(version) if version else ledger.snapshots.last_version()
+    assignment = assignment_of(ledger, snapshot)
     if assignment is None:
         return {}
     rows = assignment.listed()

@@ -193,15 +193,15 @@ def assign(
     """
     coded = groups["group"].combine_chunks().dictionary_encode()
     keys: list[str] = coded.dictionary.to_pylist()
-    given = given_by_key(groups)
+    named = given_by_key(groups)
     if partitioning.stratify is None:
         pairs = zip(keys, by_hash(keys, partitioning), strict=True)
-        found = [given.get(key, hashed) for key, hashed in pairs]
+        partitions = [named.get(key, hashed) for key, hashed in pairs]
     else:
         strata = _stratum_of_each(groups["stratum"], coded)
-        dealt = _deal(keys, strata, {**(known or {}), **given}, partitioning)
-        found = [dealt[key] for key in keys]
-    return pa.array(found, pa.string()).take(coded.indices)
+        dealt = _deal(keys, strata, {**(known or {}), **named}, partitioning)
+        partitions = [dealt[key] for key in keys]
+    return pa.array(partitions, pa.string()).take(coded.indices)
 
 
 def given_by_key(groups: pa.Table) -> dict[str, str]:

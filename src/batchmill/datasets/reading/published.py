@@ -74,10 +74,10 @@ def read_published(
     snapshots = ledger.snapshots
     read = partial(_read, ledger, columns=columns)
     if content or version is not None:
-        found = snapshots.with_table(content) if content else snapshots.find(version or "")
-        if found is None:
+        snapshot = snapshots.with_table(content) if content else snapshots.find(version or "")
+        if snapshot is None:
             raise OptionError(f"{dataset}: {_REMOVED}")
-        published = read(found)
+        published = read(snapshot)
     elif (last := snapshots.read_last(read)) is not None:
         published = last
     else:
@@ -114,6 +114,6 @@ def _read(ledger: Ledger, version: Snapshot, columns: Collection[str] | None) ->
     needed = {*(columns or ()), *added.added}
     chosen = [name for name in names if columns is None or name in needed]
     batches = parquet.iter_batches(SLICE_ROWS, columns=chosen)
-    tables = (pa.Table.from_batches([one]).replace_schema_metadata(None) for one in batches)
+    tables = (pa.Table.from_batches([batch]).replace_schema_metadata(None) for batch in batches)
     schema = pa.schema([parquet.schema_arrow.field(name) for name in chosen])
     return Published(collected(tables, schema), names, version, added)

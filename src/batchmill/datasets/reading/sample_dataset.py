@@ -284,10 +284,10 @@ class SampleDataset(Dataset[Any]):
     @property
     def partition(self) -> dict[str, list[str]]:
         """The ids of each partition of the whole dataset. Reads the table. Raises OptionError."""
-        found = self._read({PARTITION_COLUMN})
-        column = partition_column(found.rows, self._selection.dataset)
+        files = self._read({PARTITION_COLUMN})
+        column = partition_column(files.rows, self._selection.dataset)
         return {
-            name: found.ids.filter(pc.fill_null(pc.equal(column, name), False)).to_pylist()
+            name: files.ids.filter(pc.fill_null(pc.equal(column, name), False)).to_pylist()
             for name in sorted(pc.unique(column).drop_null().to_pylist())
         }
 
@@ -297,18 +297,18 @@ class SampleDataset(Dataset[Any]):
 
         Ids without a label are left out. Raises OptionError if the dataset has no labels.
         """
-        found = self._read({LABEL})
-        labels = label_column(found.rows, self._selection.dataset).to_pylist()
-        pairs = zip(found.ids.to_pylist(), labels, strict=True)
+        files = self._read({LABEL})
+        labels = label_column(files.rows, self._selection.dataset).to_pylist()
+        pairs = zip(files.ids.to_pylist(), labels, strict=True)
         return {name: label for name, label in pairs if label is not None and label != ""}
 
     @property
     def frame(self) -> pd.DataFrame:
         """The published rows of these samples in their order, indexed by id. Reads the table."""
-        found = self._read(None)
-        found = found.only(chosen_rows(found.rows, self._selection))
-        frame: pd.DataFrame = found.rows.to_pandas()
-        return frame.set_index(pd.Index(found.ids.to_pandas(), name="id"))
+        files = self._read(None)
+        files = files.only(chosen_rows(files.rows, self._selection))
+        frame: pd.DataFrame = files.rows.to_pandas()
+        return frame.set_index(pd.Index(files.ids.to_pandas(), name="id"))
 
     def _read(self, columns: set[str] | None) -> Named:
         """Read columns of all samples. Raises OptionError if the table changed meanwhile."""

@@ -108,32 +108,32 @@ def make_samples(published: Published, selection: Selection) -> tuple[pa.Table, 
         OptionError: The dataset lacks a column, a partition or a label.
     """
     dataset, added = selection.dataset, published.added
-    found = named(published.table, dataset, added.pack)
-    if found.are_inputs and len(found.places):
-        found = found._replace(places=input_places(published.spec, found.places))
-    labels = _labels(found.rows) if LABEL not in selection.columns else None
-    own = ["id", "data", *([LABEL] if labels is not None else [])]
-    check_fields(dataset, selection.columns, own)
-    made = {"place": found.places}
-    if found.ids is not found.places:
-        made["id"] = found.ids
+    files = named(published.table, dataset, added.pack)
+    if files.are_inputs and len(files.places):
+        files = files._replace(places=input_places(published.spec, files.places))
+    labels = _labels(files.rows) if LABEL not in selection.columns else None
+    fields = ["id", "data", *([LABEL] if labels is not None else [])]
+    check_fields(dataset, selection.columns, fields)
+    made = {"place": files.places}
+    if files.ids is not files.places:
+        made["id"] = files.ids
     if labels is not None:
         made[LABEL] = labels
     # A list of names, because a user's column may also be called "place".
     names = [*made, *selection.columns]
     columns = (
-        further_places(found.rows, name, added.packs[name], dataset)
+        further_places(files.rows, name, added.packs[name], dataset)
         if name in added.further
-        else _values(found.rows[name])
+        else _values(files.rows[name])
         for name in selection.columns
     )
     samples = pa.table([*made.values(), *columns], names)
-    mask = chosen_rows(found.rows, selection)
+    mask = chosen_rows(files.rows, selection)
     if mask is not None:
-        samples, found = samples.filter(mask), found._replace(ids=found.ids.filter(mask))
+        samples, files = samples.filter(mask), files._replace(ids=files.ids.filter(mask))
     if labels is not None:
-        _check_labels(samples[LABEL], found.ids, dataset)
-    return samples, found.are_inputs
+        _check_labels(samples[LABEL], files.ids, dataset)
+    return samples, files.are_inputs
 
 
 def chosen_rows(rows: pa.Table, selection: Selection, *, option: str = "where") -> pa.Array | None:
