@@ -79,12 +79,12 @@ def choose_rows(
     dataset = selection.dataset
     published = read_published(dataset, version=version, stale=selection.stale)
     added = published.added
-    found = named(published.table, dataset, added.pack)
-    found = found.only(chosen_rows(found.rows, selection, option="--where"))
-    if not len(found.rows):
+    files = named(published.table, dataset, added.pack)
+    files = files.only(chosen_rows(files.rows, selection, option="--where"))
+    if not len(files.rows):
         raise OptionError(f"{dataset}: no sample to export. Check --partition and --where.")
-    root, places = dataset, found.places
-    if found.are_inputs:
+    root, places = dataset, files.places
+    if files.are_inputs:
         spec = published.spec
         if spec.folders:
             raise OptionError(
@@ -92,18 +92,18 @@ def choose_rows(
                 "samples. Use a step that writes files."
             )
         root, places = spec.root, input_places(spec, places)
-    inputs, ids = found.rows[INPUT_COLUMN].to_pylist(), found.ids.to_pylist()
+    inputs, ids = files.rows[INPUT_COLUMN].to_pylist(), files.ids.to_pylist()
     keys = [sample_key(*names) for names in zip(inputs, ids, strict=True)]
     if len(set(keys)) != len(keys):
         raise OptionError(f"{dataset}: two samples have the same key. Export a part: --where.")
     state = open_ledger(dataset).read_state(published.version)
-    contents, sizes = _recorded(state, found.places, root, are_inputs=found.are_inputs)
+    contents, sizes = _recorded(state, files.places, root, are_inputs=files.are_inputs)
     columns = {
-        name: further_places(found.rows, name, added.packs[name], dataset) for name in added.further
+        name: further_places(files.rows, name, added.packs[name], dataset) for name in added.further
     }
     # The output of a row without an `output` of its own is its first further file.
-    columns = {name: places for name, places in columns.items() if places != found.places}
-    further, more = _further_files(dataset, state, columns, len(found.rows))
+    columns = {name: places for name, places in columns.items() if places != files.places}
+    further, more = _further_files(dataset, state, columns, len(files.rows))
     samples = pa.table(
         {
             "key": keys,
@@ -111,13 +111,13 @@ def choose_rows(
             "place": places,
             "content": contents,
             "size": pc.add(sizes, more),
-            "split": _splits(found.rows, dataset),
+            "split": _splits(files.rows, dataset),
             "further": further,
         }
     )
     order = _order(samples, shuffle)
     # Readers of the export have no use for addresses in the dataset.
-    rows = found.rows.drop_columns(sorted(added.added - {added.stale}))
+    rows = files.rows.drop_columns(sorted(added.added - {added.stale}))
     rows = tensors_as_lists(rows).take(order)
     labels = {name: _texts(published.table, name) for name in class_labels}
     for name, texts in labels.items():
@@ -126,7 +126,7 @@ def choose_rows(
     return ExportRows(
         table_hash=published.version.table,
         root=root,
-        are_inputs=found.are_inputs,
+        are_inputs=files.are_inputs,
         samples=samples.take(order),
         further=list(columns),
         labels=labels,
@@ -151,10 +151,10 @@ def _further_files(
     total = np.zeros(count, np.int64)
     for name, places in columns.items():
         there = np.flatnonzero(pc.not_equal(places, "").to_numpy(zero_copy_only=False))
-        given = places.take(pa.array(there))
-        contents, sizes = _recorded(state, given, dataset, are_inputs=False)
+        file_places = places.take(pa.array(there))
+        contents, sizes = _recorded(state, file_places, dataset, are_inputs=False)
         total[there] += sizes.to_numpy()
-        files = zip(there.tolist(), given.to_pylist(), contents.to_pylist(), strict=True)
+        files = zip(there.tolist(), file_places.to_pylist(), contents.to_pylist(), strict=True)
         for row, place, content in files:
             listed[row].append(
                 {"column": name, "suffix": _suffix(place), "place": place, "content": content}
@@ -210,11 +210,11 @@ def _recorded(
         # The dataset has no record of these files, or a web server gives no size.
         unknown = pc.invert(known).combine_chunks()
         names = places.filter(unknown).to_pylist()
-        found = [*open_store(root).sizes(names)]
-        if None in found:
-            place = join(root, names[found.index(None)])
+        stored_sizes = [*open_store(root).sizes(names)]
+        if None in stored_sizes:
+            place = join(root, names[stored_sizes.index(None)])
             raise StoreError(place, "is missing. Check it with batchmill verify.")
-        measured = pc.max_element_wise(pa.array(found, pa.int64()), 0)
+        measured = pc.max_element_wise(pa.array(stored_sizes, pa.int64()), 0)
         sizes = pc.replace_with_mask(sizes.combine_chunks(), unknown, measured)
     return pc.fill_null(contents, ""), sizes
 
@@ -226,10 +226,10 @@ def _splits(rows: pa.Table, dataset: str) -> pa.Array:
     """
     if PARTITION_COLUMN not in rows.column_names:
         return pa.array([""] * len(rows))
-    own = rows[PARTITION_COLUMN].cast(_TEXT)
-    own = pc.if_else(pc.fill_null(pc.equal(own, ""), True), _UNASSIGNED, own)
-    splits = pc.replace_substring_regex(own, r"[^A-Za-z0-9_]", "_")
-    names = pc.unique(own)
+    partitions = rows[PARTITION_COLUMN].cast(_TEXT)
+    partitions = pc.if_else(pc.fill_null(pc.equal(partitions, ""), True), _UNASSIGNED, partitions)
+    splits = pc.replace_substring_regex(partitions, r"[^A-Za-z0-9_]", "_")
+    names = pc.unique(partitions)
     if len(names) > len(pc.unique(splits)):
         raise OptionError(
             f"{dataset}: some of its partitions have names that differ only in signs, and would be "

@@ -82,10 +82,10 @@ class ShardTask(NamedTuple):
 
     def files(self) -> list[list[SampleFile]]:
         """Return the files of each sample: its own file, then its further files."""
-        own = self.samples.select(["suffix", "place", "content"]).to_pylist()
+        own_files = self.samples.select(["suffix", "place", "content"]).to_pylist()
         return [
-            [SampleFile(**file), *(SampleFile(**one) for one in more)]
-            for file, more in zip(own, self.samples["further"].to_pylist(), strict=True)
+            [SampleFile(**first), *(SampleFile(**file) for file in further)]
+            for first, further in zip(own_files, self.samples["further"].to_pylist(), strict=True)
         ]
 
     def dicts(self) -> Iterator[dict[str, Any]]:
@@ -125,13 +125,13 @@ class WebDataset:
         """Write a shard, one write per sample. `contents` are those of each sample's files."""
         size = 0
         samples = zip(task.keys(), task.files(), map(json_of, task.dicts()), contents, strict=True)
-        for key, files, text, own in samples:
+        for key, files, text, blobs in samples:
             row = _OTHER_ROW if files[0].suffix == _ROW else _ROW
             taken, members = {row}, []
-            for one, data in zip(files, own, strict=True):
-                part = re.sub(r"[^A-Za-z0-9_]", "_", one.column)  # The library splits at dots.
+            for entry, data in zip(files, blobs, strict=True):
+                part = re.sub(r"[^A-Za-z0-9_]", "_", entry.column)  # The library splits at dots.
                 # Other columns may have the same letters and digits. The library ignores case.
-                while (name := ".".join(filter(None, [part, one.suffix]))).lower() in taken:
+                while (name := ".".join(filter(None, [part, entry.suffix]))).lower() in taken:
                     part += "_"
                 taken.add(name.lower())
                 members.append(encode_member(f"{key}.{name}", data)[1])
@@ -177,17 +177,17 @@ class HuggingFace:
             file, schema, compression="zstd", use_dictionary=False, write_statistics=False
         ) as writer:
             samples = enumerate(zip(keys, task.files(), contents, strict=True))
-            for number, (key, own, found) in samples:
+            for number, (key, entries, blobs) in samples:
                 row = {}
-                for one, data in zip(own, found, strict=True):
-                    is_text, parts = kinds[one.column] == "text", [key, one.column, one.suffix]
-                    path = ".".join(filter(None, parts))
-                    row[one.column] = (
-                        _text_of(one, data, task) if is_text else {"bytes": data, "path": path}
+                for entry, data in zip(entries, blobs, strict=True):
+                    path = ".".join(filter(None, [key, entry.column, entry.suffix]))
+                    is_text = kinds[entry.column] == "text"
+                    row[entry.column] = (
+                        _text_of(entry, data, task) if is_text else {"bytes": data, "path": path}
                     )
                 for column in kinds:
                     files.setdefault(column, []).append(row.get(column))
-                held += sum(map(len, found))
+                held += sum(map(len, blobs))
                 if held >= _GROUP_BYTES or number + 1 == len(keys):
                     count = number + 1 - begin
                     columns = [
@@ -240,17 +240,17 @@ def _has_files(field: pa.Field) -> bool:
 def _schema(rows: pa.Schema, task: ShardTask) -> pa.Schema:
     """Return the schema of a shard. A table's own column keeps its name."""
     taken = {*rows.names, *task.further}
-    own = []
+    names = []
     for name in ("key", task.kind):
         while name in taken:
             name += "_"
-        own.append(name)
-    kinds = {own[1]: task.kind, **task.further}
+        names.append(name)
+    kinds = {names[1]: task.kind, **task.further}
     files = [
         pa.field(name, _type_of(kind), metadata=_TEXT_FILE if kind == "text" else None)
         for name, kind in kinds.items()
     ]
-    fields = [pa.field(own[0], pa.string()), *files, *rows]
+    fields = [pa.field(names[0], pa.string()), *files, *rows]
     features = {
         **{name: _FEATURES[kind] for name, kind in kinds.items() if kind in _FEATURES},
         **{name: {"_type": "ClassLabel", "names": texts} for name, texts in task.labels.items()},

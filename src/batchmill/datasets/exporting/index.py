@@ -45,19 +45,19 @@ def read_index(store: Store) -> dict[str, Any]:
     if not store.exists(INDEX):
         what = "is not complete" if store.exists(BEGUN) else "is not an export"
         raise OptionError(f"{store.url}: {what}. Run batchmill export, then this command again.")
-    found = read_sealed(store, INDEX, _REMEDY)
-    if found["version"] != VERSION:
+    content = read_sealed(store, INDEX, _REMEDY)
+    if content["version"] != VERSION:
         raise OptionError(
-            f"{store.url}: is an export of version {found['version']}, and this batchmill reads "
+            f"{store.url}: is an export of version {content['version']}, and this batchmill reads "
             f"version {VERSION}. Use another batchmill, or export again to a new folder."
         )
-    return found
+    return content
 
 
 def earlier_exports(store: Store) -> list[dict[str, Any]]:
     """Return the list of the files that an export has begun, and the index of a complete one."""
-    found = (if_exists(read_sealed, store, name, _REMEDY) for name in (BEGUN, INDEX))
-    return [content for content in found if content]
+    contents = (if_exists(read_sealed, store, name, _REMEDY) for name in (BEGUN, INDEX))
+    return [content for content in contents if content]
 
 
 def earlier_files(store: Store) -> set[str]:

@@ -153,17 +153,17 @@ def _write(
     progress: Callable[[int, int], None] | None,
 ) -> tuple[dict[str, index.ShardRecord], int]:
     """Write the shards that are missing or changed. Return all records, and the number written."""
-    found = dict(_in_threads(digest_samples, plan, workers))
-    plan = [task._replace(digest=found[task.name]) for task in plan]
+    digests = dict(_in_threads(digest_samples, plan, workers))
+    plan = [task._replace(digest=digests[task.name]) for task in plan]
     earlier = index.earlier_files(store)
-    index.remove_leftovers(store, earlier | found.keys())
+    index.remove_leftovers(store, earlier | digests.keys())
     known = {name: record for name in earlier if (record := index.read_record(store, name))}
 
     def is_missing(task: ShardTask) -> bool:
         return task.name not in known or known[task.name].digest != task.digest
 
-    if any(map(is_missing, plan)) or not known.keys() <= found.keys():
-        index.begin(store, to, earlier | found.keys())
+    if any(map(is_missing, plan)) or not known.keys() <= digests.keys():
+        index.begin(store, to, earlier | digests.keys())
         _move(store, {task.name: task.digest for task in plan}, known)
     todo = list(filter(is_missing, plan))
     for done, (name, record) in enumerate(_in_threads(write_shard, todo, workers), 1):

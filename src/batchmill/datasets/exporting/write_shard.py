@@ -32,12 +32,12 @@ def digest_samples(task: ShardTask, stop: Event) -> str:
     state = xxhash.xxh3_128(head.encode())
     for column in ("key", "suffix"):
         state.update("\n".join(task.samples[column].to_pylist()).encode())
-    for (own, *further), row in zip(task.files(), task.dicts(), strict=True):
+    for (first, *further), row in zip(task.files(), task.dicts(), strict=True):
         _check(stop)
-        content = own.content or hash_bytes(_read_file(own, task))
+        content = first.content or hash_bytes(_read_file(first, task))
         state.update(f"\n{content} ".encode())
-        for one in further:
-            state.update(f"{one.column}.{one.suffix} {one.content} ".encode())
+        for file in further:
+            state.update(f"{file.column}.{file.suffix} {file.content} ".encode())
         text = json_of(row)
         # NaN and infinity are null there, too. `repr` is slow for long lists of numbers.
         state.update(repr(row).encode() if b"null" in text else text)
@@ -61,11 +61,11 @@ def write_shard(task: ShardTask, stop: Event) -> ShardRecord:
         each, load = [*chain(*files)], partial(_read_file, task=task)
         is_remote = is_url(task.root)
         contents = ahead_in_threads(load, each, remote.THREADS) if is_remote else map(load, each)
-        for own in files:
+        for sample_files in files:
             _check(stop)
-            found = list(islice(contents, len(own)))
-            hashes.append(hash_bytes(b"".join(found)))  # A single part is not copied.
-            yield found
+            parts = list(islice(contents, len(sample_files)))
+            hashes.append(hash_bytes(b"".join(parts)))  # A single part is not copied.
+            yield parts
 
     def write(file: HashingFile) -> None:
         hashes.clear()  # A retry writes the file again.
