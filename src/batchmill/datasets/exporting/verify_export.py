@@ -50,8 +50,7 @@ def find_differences(out: str) -> Iterator[ExportDifference]:
     for folder in sorted({name.rpartition("/")[0] for name in known}):
         for last in store.names(folder):
             name = f"{folder}/{last}" if folder else last
-            inside = any(one.startswith(f"{name}/") for one in known)
-            if name not in known and name != FOLDER and not inside:
+            if name not in known and name != FOLDER:
                 yield ExportDifference("unexpected", name)
 
 

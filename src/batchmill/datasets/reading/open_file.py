@@ -240,7 +240,6 @@ class PackReader:
     def __init__(self, dataset: str) -> None:
         self._dataset = dataset
         self._store = open_store(dataset)
-        # The last packs stay open.
         self._pack = lru_cache(_MOST_OPEN)(lambda name: _OpenPack(open_file(dataset, name)))
 
     def read(self, place: Address) -> bytes:
