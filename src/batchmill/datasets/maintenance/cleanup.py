@@ -55,24 +55,24 @@ def sweep(ledger: Ledger, state: State, run: int, kept: int | None) -> None:
             None: the run has published nothing, and all versions stay.
     """
     store, snapshots = ledger.store, ledger.snapshots.read_all()
-    versions = [one.number for one in snapshots if one.is_version]
+    versions = [snapshot.number for snapshot in snapshots if snapshot.is_version]
     stay = {*(versions if kept is None else versions[-1 - kept :])}
-    stay |= {*ledger.snapshots.names().values(), *(one.number for one in snapshots[-1:])}
-    dropped = [one for one in snapshots if one.number not in stay]
+    stay |= {*ledger.snapshots.names().values(), *(snapshot.number for snapshot in snapshots[-1:])}
+    dropped = [snapshot for snapshot in snapshots if snapshot.number not in stay]
     if not dropped and (not snapshots or snapshots[-1].number != run):
         return
-    before = max((one.number for one in snapshots if one.number < run), default=0)
-    remaining = [one for one in snapshots if one.number in stay]
+    before = max((snapshot.number for snapshot in snapshots if snapshot.number < run), default=0)
+    remaining = [snapshot for snapshot in snapshots if snapshot.number in stay]
     # The tables of an earlier version do not name the results of withdrawn inputs.
     kept_states = [*map(ledger.read_state, remaining[:-1])]
-    states = [*(one.listed() for one in kept_states), state]
+    states = [*(kept_state.listed() for kept_state in kept_states), state]
     old = [*map(ledger.read_state, dropped)]
     gone = _lost_results(ledger, states, [*old, *kept_states], before)
     # A reader may have opened a dropped snapshot. The next run removes its parts.
-    named = {name for one in (*states, *old) for name in one.named_parts}
+    named = {name for any_state in (*states, *old) for name in any_state.named_parts}
     # Nothing may name or keep a version without its files, so it is removed first. If the process
     # stops in between, the next run removes the files.
-    numbers = [one.number for one in dropped]
+    numbers = [snapshot.number for snapshot in dropped]
     in_threads(ledger.snapshots.remove, numbers, store.threads)
     # A proof of a removed version may have just been written.
     proofs = [number for number in ledger.proofs.numbers() if number not in stay]
@@ -82,7 +82,7 @@ def sweep(ledger: Ledger, state: State, run: int, kept: int | None) -> None:
     loose = {name for name in left if not parse_address(name)}
     in_threads(store.delete, sorted(loose), store.threads)
     if left != loose:
-        records = [one.records(["outputs"]) for one in states]
+        records = [any_state.records(["outputs"]) for any_state in states]
         in_threads(store.delete, unused_packs(store, _all_files(records)), store.threads)
         rewrite_packs(store, reduce(or_, map(packed_paths, records)))
     _remove_unrecorded(store, state.of_run(run), states)
@@ -100,12 +100,12 @@ def _lost_results(
     names = ledger.part_names()
     numbers = {name: number for number, name in enumerate(names)}
     new = [name for name in names if ledger.run_of(name) > before]
-    found = [np.arange(ledger.count_records(name)) + (numbers[name] << 32) for name in new]
-    pairs = [(_NONE, _NONE), *((keys, keys) for keys in found)]
-    pairs += [_results(one, numbers) for one in earlier]
+    new_keys = [np.arange(ledger.count_records(name)) + (numbers[name] << 32) for name in new]
+    pairs = [(_NONE, _NONE), *((keys, keys) for keys in new_keys)]
+    pairs += [_results(state, numbers) for state in earlier]
     keys, places = (np.concatenate(column) for column in zip(*pairs, strict=True))
     every, first = np.unique(keys, return_index=True)
-    stays = np.concatenate([_results(one, numbers)[0] for one in states])
+    stays = np.concatenate([_results(state, numbers)[0] for state in states])
     place = places[first[~np.isin(every, stays)]]
     place = place[place >> 32 < len(names)]  # The others are in parts that were moved away.
     part, row = pa.array(place >> 32), pa.array(place & 0xFFFFFFFF)
@@ -119,22 +119,22 @@ def _results(state: State, numbers: dict[str, int]) -> tuple[np.ndarray, np.ndar
         state: The state.
         numbers: The number of each part. Further parts are added.
     """
-    known = np.array([numbers.setdefault(one, len(numbers)) for one in state.parts], np.int64)
+    known = np.array([numbers.setdefault(name, len(numbers)) for name in state.parts], np.int64)
     places = [column.to_numpy() for column in result_places(state.table)]
     origins = [
-        pc.coalesce(state.table[name], pa.chunked_array([own])).to_numpy()
-        for name, own in zip(PLACES[2], places, strict=True)
+        pc.coalesce(state.table[name], pa.chunked_array([place])).to_numpy()
+        for name, place in zip(PLACES[2], places, strict=True)
     ]
     return tuple((known[part] << 32) | row for part, row in (origins, places))
 
 
 def _files_of(states: Iterable[State], inputs: Column) -> set[str]:
     """Return the names of the outputs that some inputs have in several states."""
-    return _all_files(one.of(inputs).records(["outputs"]) for one in states)
+    return _all_files(state.of(inputs).records(["outputs"]) for state in states)
 
 
 def _all_files(records: Iterable[pa.Table]) -> set[str]:
-    return {name for one in records for name in file_names(one).to_pylist()}
+    return {name for table in records for name in file_names(table).to_pylist()}
 
 
 def _remove_unrecorded(store: Store, executed: State, states: Sequence[State]) -> None:
@@ -172,8 +172,8 @@ def forget_runs(ledger: Ledger, run: int, kept: int = KEPT_RUNS) -> None:
 
 def named_files(ledger: Ledger) -> set[str]:
     """Return the names of all outputs of the dataset and of its snapshots."""
-    earlier = (ledger.read_state(one).listed() for one in ledger.snapshots.read_all())
-    return _all_files(one.records(["outputs"]) for one in (ledger.state(), *earlier))
+    earlier = (ledger.read_state(snapshot).listed() for snapshot in ledger.snapshots.read_all())
+    return _all_files(state.records(["outputs"]) for state in (ledger.state(), *earlier))
 
 
 def unreferenced(ledger: Ledger) -> Iterator[str]:

@@ -38,20 +38,20 @@ def input_files(ledger: Ledger, name: str, version: int | str | None = None) -> 
     Raises:
         OptionError: The dataset has no such input, output or version.
     """
-    found_version = None if version is None else ledger.snapshots.find(version)
-    state = ledger.read_state(found_version).listed() if found_version else ledger.state()
+    snapshot = None if version is None else ledger.snapshots.find(version)
+    state = ledger.read_state(snapshot).listed() if snapshot else ledger.state()
     records = state.records(["input", "outputs"])
-    own = records.filter(pc.equal(records["input"], name))
-    rows = (own if len(own) else records)["outputs"].to_pylist()
-    found = [file for files in rows for file in files if len(own) or file["path"] == name]
-    if not len(own) and not found:
+    own_records = records.filter(pc.equal(records["input"], name))
+    rows = (own_records if len(own_records) else records)["outputs"].to_pylist()
+    outputs = [file for files in rows for file in files if len(own_records) or file["path"] == name]
+    if not len(own_records) and not outputs:
         raise OptionError(
             f"{name}: the dataset has no such input or output. Its inputs are in the column input "
             "of metadata.parquet."
         )
     return [
         InputFile("/".join(file["path"].split("/")[2:]), file["pack"] or file["path"], file["size"])
-        for file in found
+        for file in outputs
     ]
 
 

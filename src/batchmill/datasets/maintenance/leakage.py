@@ -48,8 +48,8 @@ def find_leaks(ledger: Ledger) -> Iterator[str]:
     listed = assignment.listed().to_pandas()
     yield from torn_groups(published.merge(listed[["input", "group"]], on="input"))
     expected = listed.set_index("input")[PARTITION_COLUMN]
-    for name, _, found, right in _misplaced(published, "input", expected):
-        yield f"{name} is in {found}, but was assigned to {right}"
+    for name, _, partition, right in _misplaced(published, "input", expected):
+        yield f"{name} is in {partition}, but was assigned to {right}"
     yield from _not_as_hashed(assignment)
 
 
@@ -112,9 +112,9 @@ def _not_as_hashed(assignment: Assignment) -> Iterator[str]:
     frame = assignment.listed().to_pandas().drop_duplicates(["group", PARTITION_COLUMN])
     frame = frame[~frame["given"]]
     hashed = by_hash(frame["group"], assignment.partitioning)
-    for key, found, right in zip(frame["group"], frame[PARTITION_COLUMN], hashed, strict=True):
-        if found != right:
-            yield f"{name_of_key(key)} was assigned to {found}, but its hash gives {right}"
+    for key, partition, right in zip(frame["group"], frame[PARTITION_COLUMN], hashed, strict=True):
+        if partition != right:
+            yield f"{name_of_key(key)} was assigned to {partition}, but its hash gives {right}"
 
 
 def _several(frame: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -174,8 +174,8 @@ def compare_with_source(ledger: Ledger) -> Iterator[Finding]:
         divided = table.dropna(subset=[PARTITION_COLUMN]).drop_duplicates("input")
         expected = divided.set_index("input")[PARTITION_COLUMN]
         known = rows[rows[MADE_FROM].isin(expected.index)]
-        for name, made_from, found, right in _misplaced(known, MADE_FROM, expected):
-            message = f"{name} is in {found}, but {made_from} is in {right} in {source}"
+        for name, made_from, partition, right in _misplaced(known, MADE_FROM, expected):
+            message = f"{name} is in {partition}, but {made_from} is in {right} in {source}"
             yield Finding("leak", message)
 
 

@@ -48,17 +48,17 @@ def with_merged_parts(ledger: Ledger, state: State, run: int, many: int = MANY_P
         return state
     keys = np.unique(np.concatenate([_keys(used.table, *pair)[0] for pair in PLACES[:2]]))
     new_parts, new_rows = (keys >> 32).astype(np.int32), (keys & _ROW).astype(np.int32)
-    tables = read_parts(ledger.unchanging, [used.parts[one] for one in small], PART_SCHEMA.names)
+    tables = read_parts(ledger.unchanging, [used.parts[n] for n in small], PART_SCHEMA.names)
     merged: list[str] = []
     waiting: list[pa.Table] = []
     count = 0
     for number, table in zip(small, tables, strict=True):
-        own = slice(*np.searchsorted(keys, np.array([number, number + 1], np.int64) << 32))
-        waiting.append(table.take(pa.array(keys[own] & _ROW)))
-        new_parts[own] = len(used.parts) + len(merged)
-        new_rows[own] = count + np.arange(len(waiting[-1]))
+        span = slice(*np.searchsorted(keys, np.array([number, number + 1], np.int64) << 32))
+        waiting.append(table.take(pa.array(keys[span] & _ROW)))
+        new_parts[span] = len(used.parts) + len(merged)
+        new_rows[span] = count + np.arange(len(waiting[-1]))
         count += len(waiting[-1])
-        if sum(one.nbytes for one in waiting) >= _MERGED_BYTES or number == small[-1]:
+        if sum(chunk.nbytes for chunk in waiting) >= _MERGED_BYTES or number == small[-1]:
             part = pa.concat_tables(waiting).cast(PART_SCHEMA)
             name = write_hashed(ledger.store, f"{PARTS}/{MERGED}{run:06d}-{len(merged):05d}", part)
             read_part(ledger.store, name, ["input"])  # The old parts may be removed later.

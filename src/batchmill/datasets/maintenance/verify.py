@@ -97,8 +97,8 @@ def _compare_tables(ledger: Ledger, state: State, last: int) -> Iterator[Differe
     """Yield the tables that are missing, or that are not those of the last version."""
     store, version = ledger.store, ledger.snapshots.last_version()
     snapshot = ledger.snapshots.last()
-    found = snapshot.tables if snapshot else {}
-    expected = {name: found.get(name, {}).get("content") for name in TABLES if last}
+    tables = snapshot.tables if snapshot else {}
+    expected = {name: tables.get(name, {}).get("content") for name in TABLES if last}
     if version:
         expected[ledger.snapshots.file_name(version.number, "table")] = version.table
     for name, content in expected.items():
@@ -215,10 +215,10 @@ def examine(
     if not repair:
         return list(verify(ledger, hash_files=hash_files))
     with lease(ledger) as held:
-        found = list(verify(ledger, hash_files=hash_files))
-        repair_differences(ledger, found)
+        differences = list(verify(ledger, hash_files=hash_files))
+        repair_differences(ledger, differences)
         held.clean_end = held.clean
-    return found
+    return differences
 
 
 def advice(dataset: str, differences: Sequence[Difference], *, repaired: bool) -> str:
@@ -230,9 +230,9 @@ def advice(dataset: str, differences: Sequence[Difference], *, repaired: bool) -
         repaired: They were repaired.
     """
     dataset = quote(dataset)
-    kinds = {one.kind for one in differences if not one.is_warning}
+    kinds = {difference.kind for difference in differences if not difference.is_warning}
     sentences = []
-    if any(one.is_repairable for one in differences):
+    if any(difference.is_repairable for difference in differences):
         if not repaired:
             sentences.append(f"To repair it: batchmill verify {dataset} --repair.")
         elif "unreferenced" in kinds:
@@ -249,13 +249,13 @@ def repair_differences(ledger: Ledger, differences: list[Difference]) -> None:
 
     Also remove damaged plans and summaries. Their run then counts as killed.
     """
-    inputs = sorted({found.input for found in differences if found.input})
+    inputs = sorted({difference.input for difference in differences if difference.input})
     if inputs:
         ledger.release(inputs)
-    for found in differences:
-        if found.kind == "unreferenced":
-            ledger.store.remove(found.path)
-        folder, _, _ = found.path.rpartition("/")
-        if found.kind == "changed" and folder.startswith(f"{RUNS}/"):
+    for difference in differences:
+        if difference.kind == "unreferenced":
+            ledger.store.remove(difference.path)
+        folder, _, _ = difference.path.rpartition("/")
+        if difference.kind == "changed" and folder.startswith(f"{RUNS}/"):
             for name in (SUMMARY, PLAN, PLAN_ROWS):
                 ledger.store.delete(f"{folder}/{name}")

@@ -85,7 +85,7 @@ def list_versions(ledger: Ledger) -> list[ListedVersion]:
     versions = ledger.snapshots.versions()
     names = ledger.snapshots.names()
     states = (ledger.read_state(version).listed() for version in versions)
-    own = _own_bytes([_files(state.records(["outputs"])) for state in states])
+    own_sizes = _own_bytes([_files(state.records(["outputs"])) for state in states])
     proofs = {proof.version: proof.short for proof in ledger.proofs.read_all()}
     steps = [ledger.read_step(version.step) or {} for version in versions]
     return [
@@ -101,7 +101,7 @@ def list_versions(ledger: Ledger) -> list[ListedVersion]:
             table=version.table,
             proof=proofs.get(version.number, ""),
         )
-        for version, step, size in zip(versions, steps, own, strict=True)
+        for version, step, size in zip(versions, steps, own_sizes, strict=True)
     ]
 
 
@@ -131,9 +131,9 @@ def keep_version(ledger: Ledger, version: int | str, name: str) -> Snapshot:
         LedgerError: A run is using the dataset.
     """
     with lease(ledger) as held:
-        found = ledger.snapshots.keep(name, version)
+        snapshot = ledger.snapshots.keep(name, version)
         held.clean_end = held.clean
-    return found
+    return snapshot
 
 
 def drop_name(ledger: Ledger, name: str) -> None:
@@ -167,9 +167,9 @@ def compare_versions(ledger: Ledger, before: int | str, after: int | str) -> Ver
     is_added = np.ones(len(new), bool)
     is_added[rows.drop_null().to_numpy()] = False
     changed: dict[str, list[str]] = {}
-    for one, other in zip(slices(old), slices(take(new, rows)), strict=True):
-        differs = reduce(pc.or_, map(pc.not_equal, _compared(one), _compared(other)))
-        pairs = zip(one.filter(differs).to_pylist(), other.filter(differs).to_pylist(), strict=True)
+    for parts in zip(slices(old), slices(take(new, rows)), strict=True):
+        differs = reduce(pc.or_, map(pc.not_equal, *map(_compared, parts)))
+        pairs = zip(*(part.filter(differs).to_pylist() for part in parts), strict=True)
         for was, now in pairs:
             changed.setdefault(_reason(ledger, was, now), []).append(was["input"])
     return VersionDiff(
@@ -195,11 +195,11 @@ def _results(ledger: Ledger, version: Snapshot) -> pa.Table:
     texts = pa.array([*state.libraries], pa.string())
     numbers = made_with(state.table).combine_chunks()
     sets = pa.DictionaryArray.from_arrays(numbers, texts)  # The numbers of two states differ.
-    found = state.records(_COLUMNS).append_column(LIBRARIES, sets)
+    results = state.records(_COLUMNS).append_column(LIBRARIES, sets)
     given = collected(_given(version, table), _GIVEN)
-    rows = rows_of(found["input"], given["input"])
-    found, given = select(found, rows.is_valid()), take(given, rows.drop_null())
-    return found.append_column("given", given["given"])
+    rows = rows_of(results["input"], given["input"])
+    results, given = select(results, rows.is_valid()), take(given, rows.drop_null())
+    return results.append_column("given", given["given"])
 
 
 def _compared(results: pa.Table) -> list[pa.ChunkedArray | pa.Array]:
@@ -237,7 +237,7 @@ def _reason(ledger: Ledger, was: Mapping[str, Any], now: Mapping[str, Any]) -> s
     if (was[kind] or "") != (now[kind] or ""):
         return _INPUT
     if was["step"] != now["step"]:
-        old, new = (ledger.read_step(one["step"]) or {} for one in (was, now))
+        old, new = (ledger.read_step(result["step"]) or {} for result in (was, now))
         same_code = {**old, "params": None} == {**new, "params": None}
         return _PARAMS if old and same_code else _STEP
     if was[LIBRARIES] != now[LIBRARIES]:
