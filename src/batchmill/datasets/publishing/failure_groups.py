@@ -192,17 +192,17 @@ def read_failures(state: State, spec: RunSpec | None = None) -> Failures:
     is_odd = pc.or_(pc.not_equal(state.table["outcome"], OK), pc.is_valid(state.table["absence"]))
     odd = state.select(is_odd).listed()
     records = as_shown(odd.records([*_COLUMNS, *_USED, "absence", "run"])).sort_by("input")
-    found: dict[_Key, _Members] = {}
+    by_key: dict[_Key, _Members] = {}
     kinds = _kinds(records["input"], records["size"])
     used = records.select(list(_USED)).append_column(_KIND, kinds)
     batches = used.to_batches(max_chunksize=_CHUNK)
     dicts = (record for batch in batches for record in batch.to_pylist())
-    indices = np.array([_add(record, found) for record in dicts], np.int64)
-    causes = list(_by_cause([*found.values()], state))
-    numbers = np.zeros(len(found), np.int32)
+    indices = np.array([_add(record, by_key) for record in dicts], np.int64)
+    causes = list(_by_cause([*by_key.values()], state))
+    numbers = np.zeros(len(by_key), np.int32)
     groups = []
     for number, members in enumerate(sorted(causes, key=_largest_first), 1):
-        numbers[[one.index for one in members]] = number
+        numbers[[part.index for part in members]] = number
         groups.append(_group(number, members, spec))
     table = records.select(list(_COLUMNS))
     return Failures(table.add_column(2, "group", pa.array(numbers[indices])), tuple(groups))
@@ -215,46 +215,46 @@ def group_lines(groups: Sequence[FailureGroup], shown: int) -> list[str]:
     return [*lines, *([f"  ... and {counted(more, 'more group')}"] if more > 0 else [])]
 
 
-def _add(record: Mapping[str, Any], found: dict[_Key, _Members]) -> int:
+def _add(record: Mapping[str, Any], by_key: dict[_Key, _Members]) -> int:
     """Add a record to its group, and return the index of the group."""
     key = _key(record)
-    members = found.setdefault(key, _Members(len(found), key, record))
+    members = by_key.setdefault(key, _Members(len(by_key), key, record))
     members.add(record)
     return members.index
 
 
 def _kinds(names: Column, sizes: Column) -> Column:
     """Return the kind of each input: its suffix without numbers, or that it is empty."""
-    found = pc.extract_regex(pc.utf8_lower(names), r"(?P<suffix>\.[^./]+)$")
-    suffixes = pc.struct_field(found, "suffix").fill_null("")
+    matches = pc.extract_regex(pc.utf8_lower(names), r"(?P<suffix>\.[^./]+)$")
+    suffixes = pc.struct_field(matches, "suffix").fill_null("")
     return pc.if_else(pc.equal(sizes, 0), _EMPTY, pc.replace_substring_regex(suffixes, r"\d+", "*"))
 
 
-def _by_cause(found: Sequence[_Members], state: State) -> Iterator[list[_Members]]:
+def _by_cause(parts: Sequence[_Members], state: State) -> Iterator[list[_Members]]:
     """Yield the members of each group: those with one cause, or of a kind that explains it."""
     causes: dict[_Key, list[_Members]] = {}
-    for one in found:
-        causes.setdefault(one.key._replace(kind=""), []).append(one)
+    for part in parts:
+        causes.setdefault(part.key._replace(kind=""), []).append(part)
     totals: Counter[str] = Counter()
     if any(len(kinds) > 1 for kinds in causes.values()):
-        for part in slices(state.listed().table.select(["input", "size"])):
-            totals += count_values(_kinds(part["input"], part["size"]))
+        for rows in slices(state.listed().table.select(["input", "size"])):
+            totals += count_values(_kinds(rows["input"], rows["size"]))
     for kinds in causes.values():
-        failed, others = sum(one.inputs for one in kinds), []
-        for one in kinds:
-            total = totals[one.key.kind]
-            is_explained = one.inputs == total >= _LEAST_KIND
+        failed, others = sum(part.inputs for part in kinds), []
+        for part in kinds:
+            total = totals[part.key.kind]
+            is_explained = part.inputs == total >= _LEAST_KIND
             # If most inputs of other kinds failed as well, the kind is not the reason.
             if is_explained and 2 * (failed - total) < totals.total() - total:
-                yield [one]
+                yield [part]
             else:
-                others.append(one)
+                others.append(part)
         if others:
             yield others
 
 
 def _largest_first(members: Sequence[_Members]) -> tuple[int, str]:
-    return -sum(one.inputs for one in members), min(one.first["input"] for one in members)
+    return -sum(part.inputs for part in members), min(part.first["input"] for part in members)
 
 
 def _key(record: Mapping[str, Any]) -> _Key:
@@ -282,8 +282,8 @@ def own_frames(traceback: str, log: str, outcome: str) -> tuple[str, ...]:
     if outcome == "crashed" and _FATAL in log:
         stack = log.rpartition(_FATAL)[2].partition("Current thread")[2].partition("\n\n")[0]
         frames = _FRAME.findall(stack)[::-1]
-    own = [frame for frame in frames if not is_library(frame[0])] or frames[:1]
-    return tuple(dict.fromkeys(_frame_name(*frame) for frame in own))
+    user_frames = [frame for frame in frames if not is_library(frame[0])] or frames[:1]
+    return tuple(dict.fromkeys(_frame_name(*frame) for frame in user_frames))
 
 
 @lru_cache(1000)
@@ -295,11 +295,11 @@ def _frame_name(path: str, function: str) -> str:
 
 def _group(number: int, members: Sequence[_Members], spec: RunSpec | None) -> FailureGroup:
     key = members[0].key
-    first = min(members, key=lambda one: one.first["input"]).first
-    with_file = [one.smallest for one in members if one.smallest]
+    first = min(members, key=lambda part: part.first["input"]).first
+    with_file = [part.smallest for part in members if part.smallest]
     smallest = min(with_file, key=itemgetter("size"), default=None)
-    kinds = Counter({one.key.kind: one.inputs for one in members})
-    folders = set[str]().union(*(one.folders for one in members))
+    kinds = Counter({part.key.kind: part.inputs for part in members})
+    folders = set[str]().union(*(part.folders for part in members))
     return FailureGroup(
         number=number,
         outcome=key.outcome,
@@ -307,9 +307,9 @@ def _group(number: int, members: Sequence[_Members], spec: RunSpec | None) -> Fa
         message=one_line("", first["message"]).removeprefix(": "),
         place=key.frames[-1] if key.frames else "",
         inputs=kinds.total(),
-        examples=tuple(sorted(name for one in members for name in one.examples)[:_EXAMPLES]),
+        examples=tuple(sorted(name for part in members for name in part.examples)[:_EXAMPLES]),
         smallest=(smallest or first)["input"],
-        sizes=(smallest["size"] if smallest else -1, max(one.largest for one in members)),
+        sizes=(smallest["size"] if smallest else -1, max(part.largest for part in members)),
         kinds=tuple(kinds.most_common()),
         folders=len(folders),
         folder=next(iter(folders)) if len(folders) == 1 else "",

@@ -63,12 +63,12 @@ def metadata_table(records: pa.Table, manifest: Manifest, declared: Mapping[str,
     kinds: dict[str, dict[str, str]] = {}
     chunks = kept(_chunk(part, manifest, keys, limit, declared, kinds) for part in parts)
     _warn_of_mixed_types(kinds)
-    found = _names(chunks, _VALUES)
-    names = dict.fromkeys(["input", *(["output"] if "output" in found else [])])
-    own = manifest.manifest_columns.column_names
-    if PARTITION_COLUMN in records.column_names and PARTITION_COLUMN not in own:
+    chunk_names = _names(chunks, _VALUES)
+    names = dict.fromkeys(["input", *(["output"] if "output" in chunk_names else [])])
+    manifest_names = manifest.manifest_columns.column_names
+    if PARTITION_COLUMN in records.column_names and PARTITION_COLUMN not in manifest_names:
         names[PARTITION_COLUMN] = None
-    names |= dict.fromkeys([*own, *found])
+    names |= dict.fromkeys([*manifest_names, *chunk_names])
     columns = {name: _column(_parts_of(f"{_VALUES}{name}", chunks)) for name in names}
     columns |= {
         name: as_declared(columns[name], kind)
@@ -81,15 +81,15 @@ def metadata_table(records: pa.Table, manifest: Manifest, declared: Mapping[str,
         again = (_chunk(part, manifest, keys, limit, {}, {}, mixed) for part in parts)
         # The other columns are left out, which limits the memory.
         needed = {_STALE, *(f"{_VALUES}{name}" for name in mixed)}
-        as_texts = kept(one.select([n for n in one.column_names if n in needed]) for one in again)
+        as_texts = kept(chunk.select(sorted(needed & {*chunk.column_names})) for chunk in again)
         columns |= {name: _joined(f"{_VALUES}{name}", as_texts, pa.string()) for name in mixed}
     more = _joined(_MORE, chunks, pa.string())
     _add(columns, MORE_COLUMNS, more, more.is_valid())
     added: dict[str, str] = {}
     for name in _names(chunks, _ADDRESSES):
         packs = _joined(f"{_ADDRESSES}{name}", chunks, pa.string())
-        own = _PACK if name == OUTPUT_COLUMN else f"{name}_{_PACK}"
-        column = _add(columns, own, packs, packs.is_valid())
+        pack_name = _PACK if name == OUTPUT_COLUMN else f"{name}_{_PACK}"
+        column = _add(columns, pack_name, packs, packs.is_valid())
         if column or name != OUTPUT_COLUMN:
             added[name] = column
     stale = _joined(_STALE, chunks, pa.bool_())
@@ -149,8 +149,8 @@ def _chunk(
     owner = pa.array(owners, pa.int64())
     columns: dict[str, Column] = {"input": records["input"].take(owner)}
     place = records["position"].take(owner)
-    given = take(manifest.manifest_columns, place.combine_chunks())
-    for name, column in zip(given.column_names, given.columns, strict=True):
+    manifest_rows = take(manifest.manifest_columns, place.combine_chunks())
+    for name, column in zip(manifest_rows.column_names, manifest_rows.columns, strict=True):
         columns[name] = texts(column.to_pylist()) if name in mixed else column
     cells, more = _cells_of(rows, keys, limit)
     for key, (places, values) in cells.items():
@@ -158,11 +158,11 @@ def _chunk(
         if key in declared:
             convert = partial(declared_array, kind=declared[key], other=_typed)
         else:
-            found = {
+            inputs = {
                 kind: records["input"][owners[places[at]]].as_py()
                 for kind, at in _kinds(values).items()
             }
-            kinds[key] = {**found, **kinds.get(key, {})}
+            kinds[key] = {**inputs, **kinds.get(key, {})}
         if key in columns:  # The step's value overrides the manifest's value.
             merged = columns[key].to_pylist()
             for place, value in zip(places, values, strict=True):
@@ -197,7 +197,7 @@ def _files(
     files = pc.list_flatten(outputs).combine_chunks()
     names = files.field("path").to_pylist()
     addresses = dict(zip(names, files.field("pack").to_pylist(), strict=True))
-    found = {}
+    columns = {}
     for key, (places, values) in cells.items():
         # Only files have such a value: it has the id of the input and a hash of the contents. A
         # row without a file may have another text, such as "".
@@ -206,8 +206,8 @@ def _files(
                 [addresses.get(value) if isinstance(value, str) else None for value in values],
                 pa.string(),
             )
-            found[key] = _spread(column, places, count)
-    return found
+            columns[key] = _spread(column, places, count)
+    return columns
 
 
 def _cells_of(
@@ -267,9 +267,9 @@ def _kinds(values: Sequence[Any]) -> dict[str, int]:
 
 def _warn_of_mixed_types(kinds: Mapping[str, Mapping[str, str]]) -> None:
     """Log a warning for each column that is text because its values have several kinds."""
-    for key, found in kinds.items():
-        if len(found) > 1:
-            examples = " and ".join(f"{kind} in {name}" for kind, name in [*found.items()][:2])
+    for key, inputs in kinds.items():
+        if len(inputs) > 1:
+            examples = " and ".join(f"{kind} in {name}" for kind, name in [*inputs.items()][:2])
             logger.warning(
                 "The column %s is text, because its values have several types: %s. Return one "
                 "type, or declare the type of the rows.",

@@ -96,16 +96,16 @@ def publish_changes(prepared: Prepared, run: int) -> str:
 
 def _are_whole(ledger: Ledger, last: Snapshot, version: Snapshot) -> bool:
     """Return whether the tables of the dataset, and that of the version, are as recorded."""
-    own = if_exists(ledger.store.content_of, ledger.snapshots.file_name(version.number, "table"))
-    return own == version.table and last.matches(ledger.store)
+    now = if_exists(ledger.store.content_of, ledger.snapshots.file_name(version.number, "table"))
+    return now == version.table and last.matches(ledger.store)
 
 
 def _adoptions(prepared: Prepared, run: int, last: Snapshot | None) -> list[dict[str, Any]]:
     """Return the results of earlier code that are in use after a run."""
     oldest = pc.min(prepared.state.table["run"]).as_py()
+    now, earlier = prepared.adoption(run), last.adoptions if last else ()
     # Results that were executed again later have the number of that run.
-    stay = [dict(one) for one in (last.adoptions if last else ()) if oldest and oldest < one["run"]]
-    now = prepared.adoption(run)
+    stay = [dict(adoption) for adoption in earlier if oldest and oldest < adoption["run"]]
     return [*stay, *([asdict(now)] if now else [])]
 
 

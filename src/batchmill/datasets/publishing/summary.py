@@ -146,8 +146,8 @@ def summarise(
         executed=pc.sum(pc.greater(records["attempts"], 0)).as_py() or 0,
         counts=spec.counts,
         failures=tuple(
-            (one["input"], f"{one['outcome']}: {one_line(one['error'], one['message'])}")
-            for one in (found.table[:SHOWN_NAMES].to_pylist() if found else ())
+            (row["input"], f"{row['outcome']}: {one_line(row['error'], row['message'])}")
+            for row in (found.table[:SHOWN_NAMES].to_pylist() if found else ())
         ),
         groups=found.groups if found else (),
         results_kept=vanished + spec.counts.get(UNREADABLE, 0),
@@ -169,8 +169,8 @@ def _mixtures(state: State) -> Iterator[str]:
 def adoption_lines(ledger: Ledger) -> list[str]:
     """Return a line for each run that kept results of earlier code which are still in use."""
     last = ledger.snapshots.last()
-    adoptions = [Adoption(**one) for one in (last.adoptions if last else ())]
-    return [f"run {one.run}: {one.text}" for one in adoptions]
+    adoptions = [Adoption(**record) for record in (last.adoptions if last else ())]
+    return [f"run {adoption.run}: {adoption.text}" for adoption in adoptions]
 
 
 def proof_lines(ledger: Ledger) -> list[str]:
@@ -227,8 +227,8 @@ def failure_message(
             "manifest, and add --prune to the run."
         )
     if summary.failed > summary.results_kept:
-        one = "" if len(summary.groups) < 2 else " --group 1"
-        lines.append(f"For reasons and tracebacks: batchmill failures {dataset}{one}")
+        option = "" if len(summary.groups) < 2 else " --group 1"
+        lines.append(f"For reasons and tracebacks: batchmill failures {dataset}{option}")
     if summary.counts.get("quarantined"):
         skipped = counted(summary.counts["quarantined"], "input was", "inputs were")
         lines.append(

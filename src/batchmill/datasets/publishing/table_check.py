@@ -52,10 +52,10 @@ def check_table(table: pa.Table, spec: RunSpec, ledger: Ledger) -> str:
     if not broken:
         return ""
     lines = ["Not published: the table breaks an expectation, so the dataset stays as it was."]
-    for one in broken:
-        lines += _lines(one, table)
+    for expectation in broken:
+        lines += _lines(expectation, table)
     name = f"{ledger.run_folder(spec.run)}/{BROKEN}"
-    parts = [_recorded(one, table) for one in broken if len(one.rows)]
+    parts = [_recorded(expectation, table) for expectation in broken if len(expectation.rows)]
     if parts:
         ledger.store.write_atomic(name, partial(pcsv.write_csv, pa.concat_tables(parts)))
         lines.append(f"Their rows: {ledger.store.url_of(name)}")
@@ -71,11 +71,11 @@ def _find_broken(table: pa.Table, spec: RunSpec) -> Iterator[_Broken]:
     schemas = load_schemas(expectations, spec.search)
     for text in expectations:
         if names_schema(text):
-            found = _check_schema(text.strip(), schemas[text.strip()], table)
+            broken = _check_schema(text.strip(), schemas[text.strip()], table)
         else:
-            found = _check_condition(text, table)
-        if found:
-            yield found
+            broken = _check_condition(text, table)
+        if broken:
+            yield broken
 
 
 def _check_condition(text: str, table: pa.Table) -> _Broken | None:
