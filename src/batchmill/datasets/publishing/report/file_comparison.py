@@ -96,7 +96,7 @@ def _compare_pictures(before: bytes, after: bytes) -> FileComparison:
     difference = ImageChops.difference(old, new.resize(old.size))
     change = float(np.asarray(difference).mean()) / 255
     text = f"pixels differ by {100 * change:.2g} % on average, {_sizes(len(before), len(after))}"
-    pictures = [jpeg_url(one) for one in (old, new, ImageOps.autocontrast(difference))]
+    pictures = [jpeg_url(picture) for picture in (old, new, ImageOps.autocontrast(difference))]
     return FileComparison(change, text, pictures=pictures)
 
 
@@ -106,15 +106,15 @@ def _compare_sounds(before: bytes, after: bytes) -> FileComparison:
     old, new = _Recording(before), _Recording(after)
     levels = [old.levels(), new.levels()]
     # The shorter recording is silent at the end, and the one with a lower rate has no high tones.
-    shape = np.max([one.shape for one in levels], axis=0)
-    levels = [np.pad(one, [(0, more) for more in shape - one.shape]) for one in levels]
+    shape = np.max([level.shape for level in levels], axis=0)
+    levels = [np.pad(level, [(0, more) for more in shape - level.shape]) for level in levels]
     levels.append(abs(levels[1] - levels[0]))
     change = float(levels[2].mean())
-    images = [Image.fromarray(np.uint8(255 * one[::-1])) for one in levels]
+    images = [Image.fromarray(np.uint8(255 * level[::-1])) for level in levels]
     return FileComparison(
         change,
         f"levels differ by {100 * change:.2g} % on average, {old.text} -> {new.text}",
-        pictures=[jpeg_url(one.resize((240, 96))) for one in images],
+        pictures=[jpeg_url(image.resize((240, 96))) for image in images],
         sounds=[old.url(), new.url()],
     )
 
@@ -154,14 +154,14 @@ class _Recording:
 
 
 def _compare_arrays(before: bytes, after: bytes) -> FileComparison:
-    old, new = (np.load(io.BytesIO(one), allow_pickle=False) for one in (before, after))
+    old, new = (np.load(io.BytesIO(data), allow_pickle=False) for data in (before, after))
     if old.shape != new.shape:
         return FileComparison(1.0, f"shape {old.shape} -> {new.shape}")
     return FileComparison(_dissimilarity(old, new), _largest(old, new))
 
 
 def _compare_tables(before: bytes, after: bytes) -> FileComparison:
-    old, new = (pq.read_table(pa.BufferReader(one)) for one in (before, after))
+    old, new = (pq.read_table(pa.BufferReader(data)) for data in (before, after))
     if old.num_rows != new.num_rows:
         return FileComparison(1.0, f"{old.num_rows:,} rows -> {new.num_rows:,} rows")
     compared = []
@@ -174,8 +174,8 @@ def _compare_tables(before: bytes, after: bytes) -> FileComparison:
 
 
 def _compare_columns(name: str, old: pa.ChunkedArray, new: pa.ChunkedArray) -> tuple[float, str]:
-    if all(pa.types.is_integer(one.type) or pa.types.is_floating(one.type) for one in (old, new)):
-        values = [one.to_numpy() for one in (old, new)]
+    if all(pa.types.is_integer(t) or pa.types.is_floating(t) for t in (old.type, new.type)):
+        values = [column.to_numpy() for column in (old, new)]
         return _dissimilarity(*values), f"{name}: {_largest(*values)}"
     count = sum(a != b for a, b in zip(old.to_pylist(), new.to_pylist(), strict=True))
     return count / max(len(old), 1), f"{name}: differs in {count:,} of {len(old):,} rows"
@@ -184,11 +184,11 @@ def _compare_columns(name: str, old: pa.ChunkedArray, new: pa.ChunkedArray) -> t
 def _compare_texts(before: bytes, after: bytes) -> FileComparison:
     old, new = before.decode(), after.decode()
     pairs = zip(old, new, strict=False)
-    same = next((at for at, (one, other) in enumerate(pairs) if one != other), 0)
+    same = next((at for at, (was, now) in enumerate(pairs) if was != now), 0)
     start = max(0, same - _CONTEXT)
-    gone, added = (one[start : start + _DIFF_CHARACTERS].splitlines() for one in (old, new))
+    gone, added = (text[start : start + _DIFF_CHARACTERS].splitlines() for text in (old, new))
     diff = list(difflib.unified_diff(gone, added, lineterm="", n=2))[2:]
-    lines = [one[:_LINE_CHARACTERS] for one in diff if not one.startswith("@@")][:_DIFF_LINES]
+    lines = [line[:_LINE_CHARACTERS] for line in diff if not line.startswith("@@")][:_DIFF_LINES]
     return FileComparison(_text_change(old, new), _sizes(len(before), len(after)), lines=lines)
 
 

@@ -94,8 +94,8 @@ def message_text(facts: Facts) -> str:
         lines.append(f"{counted(contents.outputs, 'file')}, {readable_size(contents.bytes)}")
     lines.append(facts.place)
     lines += [
-        f"{one.inputs:,} {one.outcome}: {one_line(one.error, one.message)}"
-        for one in groups[:_MESSAGE_GROUPS]
+        f"{group.inputs:,} {group.outcome}: {one_line(group.error, group.message)}"
+        for group in groups[:_MESSAGE_GROUPS]
     ]
     if len(groups) > _MESSAGE_GROUPS:
         more = counted(len(groups) - _MESSAGE_GROUPS, "more group")

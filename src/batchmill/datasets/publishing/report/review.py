@@ -117,15 +117,15 @@ class Review:
         """Yield the parts of the review: a sentence, and the lines below it."""
         yield self.title, [*self.changes]
         counts = [f"{what}: differs in {count:,}" for what, count in self.counts.items()]
-        changed = [one.first for one in self.most_changed[:_SHOWN_LINES]]
+        changed = [changed_input.first for changed_input in self.most_changed[:_SHOWN_LINES]]
         yield self.verdict, [*counts, *changed]
         if self.columns:
-            yield "Columns:", [one.text for one in self.columns]
-        for what, found in self.failures.items():
-            lines = [f"{name}: {reason}" for name, reason in islice(found.items(), _SHOWN_LINES)]
-            hidden = len(found) - len(lines)
+            yield "Columns:", [column.text for column in self.columns]
+        for what, reasons in self.failures.items():
+            lines = [f"{name}: {reason}" for name, reason in islice(reasons.items(), _SHOWN_LINES)]
+            hidden = len(reasons) - len(lines)
             more = [f"... and {hidden:,} more"] if hidden else []
-            yield f"{counted(len(found), what)}:", [*lines, *more]
+            yield f"{counted(len(reasons), what)}:", [*lines, *more]
         yield self.forecast, []
 
     @property
@@ -137,8 +137,8 @@ class Review:
     @property
     def failures(self) -> dict[str, Mapping[str, str]]:
         """The failures that only one side has, by "new failure" and "vanished failure"."""
-        found = {"new failure": self.appeared, "vanished failure": self.vanished}
-        return {what: reasons for what, reasons in found.items() if reasons}
+        by_kind = {"new failure": self.appeared, "vanished failure": self.vanished}
+        return {what: reasons for what, reasons in by_kind.items() if reasons}
 
     @property
     def verdict(self) -> str:
@@ -156,17 +156,17 @@ class Review:
     @property
     def forecast(self) -> str:
         """The time and the space of all inputs."""
-        time = " -> ".join(f"{duration(one)}" for one in self.seconds)
-        space = " -> ".join(readable_size(one * self.inputs) for one in self.bytes)
-        total = " -> ".join(duration(one * self.inputs) for one in self.seconds)
+        time = " -> ".join(map(duration, self.seconds))
+        space = " -> ".join(readable_size(mean * self.inputs) for mean in self.bytes)
+        total = " -> ".join(duration(mean * self.inputs) for mean in self.seconds)
         return f"An input takes {time}; all take {total} on one core. Outputs: {space}."
 
     def lines(self) -> list[str]:
         """Return the review as lines of text."""
-        found = []
+        all_lines = []
         for title, lines in self.sections():
-            found += [title, *(f"  {line}" for line in lines)]
-        return found
+            all_lines += [title, *(f"  {line}" for line in lines)]
+        return all_lines
 
     def __repr__(self) -> str:
         """Return the lines of the review, without its pictures."""
@@ -186,11 +186,11 @@ class Review:
     def html(self) -> str:
         """Return the review as a page that can be read offline, with the most changed results."""
         left, shown = _EMBEDDED_BYTES, set()
-        for one in self.most_changed:
-            for name, file in one.files.items():
+        for changed in self.most_changed:
+            for name, file in changed.files.items():
                 left -= sum(map(len, (*file.pictures, *file.sounds)))
                 if left > 0:
-                    shown.add((one.input, name))
+                    shown.add((changed.input, name))
         return load_template("review.html").render(review=self, shown=shown)
 
 

@@ -142,7 +142,7 @@ def _column(table: pa.Table, name: str) -> Any:
 
 def _in_unit(value: float, units: Sequence[tuple[float, str]]) -> str:
     """Return a value as text, in the first unit that is not larger, or else in the last one."""
-    fits = (one for one in units if value >= one[0] * (1 - 1e-9))
+    fits = (pair for pair in units if value >= pair[0] * (1 - 1e-9))
     unit, name = next(fits, units[-1])
     return f"{value / unit:,.4g} {name}"
 
