@@ -108,8 +108,8 @@ class SealedRecords(Generic[_Record]):
             names: The names in the folder, if it has been listed already.
         """
         names = self.store.names(self.folder) if names is None else names
-        found = (name.removesuffix(".json") for name in names)
-        return sorted(int(name) for name in found if name.isdecimal())
+        stems = (name.removesuffix(".json") for name in names)
+        return sorted(int(name) for name in stems if name.isdecimal())
 
     def latest_first(self, names: Sequence[str] | None = None) -> Iterator[_Record]:
         """Yield the records from the last one on, without those that are removed meanwhile.
@@ -117,9 +117,9 @@ class SealedRecords(Generic[_Record]):
         `names` is that of `numbers`. Raises LedgerError if a record is damaged.
         """
         for number in reversed(self.numbers(names)):
-            found = if_exists(read_sealed, self.files, self._name(number))
-            if found is not None:
-                yield self.kind(**found)
+            content = if_exists(read_sealed, self.files, self._name(number))
+            if content is not None:
+                yield self.kind(**content)
 
     def read_all(self) -> list[_Record]:
         """Return the records in the order of their numbers. Raises LedgerError."""

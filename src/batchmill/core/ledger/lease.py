@@ -188,9 +188,9 @@ def lease(ledger: Ledger, *, wait: Wait | None = None, is_new: bool = False) -> 
         has_waited = True
         time.sleep(_WAIT_SECONDS)
     # The lease has a store of its own, because its files are written without a check of the lease.
-    own = LeaseFiles(open_store(ledger.store.url))
+    unchecked = LeaseFiles(open_store(ledger.store.url))
     clean = before.clean if before else is_new
-    held = Lease(own, mine, clean=clean, has_waited=has_waited, begun=begun)
+    held = Lease(unchecked, mine, clean=clean, has_waited=has_waited, begun=begun)
     ledger.store.before_change = held.ensure
     try:
         if wait and has_waited:
@@ -211,9 +211,9 @@ def _acquire(files: LeaseFiles, before: Holder | None) -> Holder | None:
         # `before` may have sent another heartbeat. Or later holders have created and deleted this
         # number.
         with ThreadPoolExecutor(1) as pool:
-            found = pool.submit(files.latest)
+            lookup = pool.submit(files.latest)
             is_over = before is None or files.is_unchanged(before)
-        latest = found.result()
+        latest = lookup.result()
         # The answer of the store may have been lost. Its repetition finds the file of this process.
         is_latest = latest is not None and latest.token == mine.token
         is_mine = is_over and is_latest

@@ -203,10 +203,10 @@ class LeaseFiles:
         for name in self.store.names(LEASES):
             if name.startswith("."):
                 continue  # A file system or a desktop may write such files.
-            found = _NUMBER.fullmatch(name)
-            if not found or _name(int(found[1])) != f"{LEASES}/{name}":
+            match = _NUMBER.fullmatch(name)
+            if not match or _name(int(match[1])) != f"{LEASES}/{name}":
                 raise self._foreign(f"{LEASES}/{name}")
-            numbers.append(int(found[1]))
+            numbers.append(int(match[1]))
         return sorted(numbers)
 
     def _read(self, number: int) -> Holder:

@@ -131,8 +131,8 @@ class Ledger:
         recorded outcomes, because the record of the latest run wins.
         """
         names = chain(*self._names_in(layout.PARTS, layout.RELEASED, layout.SNAPSHOTS, layout.RUNS))
-        numbers = (re.match("[0-9]+", name.removeprefix(layout.MERGED)) for name in names)
-        return max((int(found[0]) for found in numbers if found), default=0)
+        matches = (re.match("[0-9]+", name.removeprefix(layout.MERGED)) for name in names)
+        return max((int(match[0]) for match in matches if match), default=0)
 
     def run_folder(self, run: int) -> str:
         """Return the name of a run's folder in the store."""
@@ -216,7 +216,7 @@ class Ledger:
     def part_names(self, run: int | None = None) -> list[str]:
         """Return the names of all parts, or of those that a run has committed."""
         names = [name for name in self.store.names(layout.PARTS) if name.endswith(".parquet")]
-        return names if run is None else [one for one in names if self.run_of(one) == run]
+        return names if run is None else [part for part in names if self.run_of(part) == run]
 
     def run_of(self, part: str) -> int:
         """Return the number of the run that has committed a part; 0 for a merged part.
@@ -361,18 +361,18 @@ class Ledger:
     def _known(self, state: State) -> State:
         """Keep a state, and that before it."""
         last = [*self._states.values()][-1:]
-        self._states = {one.file["content"]: one for one in (*last, state) if one.file}
+        self._states = {kept.file["content"]: kept for kept in (*last, state) if kept.file}
         return state
 
     def _read_state(self, snapshot: Snapshot, fetched: Mapping[str, bytes]) -> State:
         data = fetched.get(snapshot.state["name"])
         file = pq.ParquetFile(pa.BufferReader(self.read_file(snapshot.state, _NO_STATE, data)))
         batches = file.iter_batches(SLICE_ROWS)
-        tables = (pa.Table.from_batches([one]).cast(STATE_SCHEMA) for one in batches)
+        tables = (pa.Table.from_batches([batch]).cast(STATE_SCHEMA) for batch in batches)
         keys = (_PARTS_KEY, _LIBRARIES_KEY)
         parts, libraries = (json.loads(file.schema_arrow.metadata[key]) for key in keys)
-        found = collected(tables, STATE_SCHEMA)
-        return self._known(State(self.unchanging, found, parts, snapshot.state, libraries))
+        table = collected(tables, STATE_SCHEMA)
+        return self._known(State(self.unchanging, table, parts, snapshot.state, libraries))
 
     def _names_in(self, *folders: str) -> list[list[str]]:
         """Return the names in several folders. In a bucket, they are listed at the same time."""

@@ -32,14 +32,14 @@ def open_output(output: str) -> Ledger:
         with ThreadPoolExecutor(2) as pool:
             file, names = pool.submit(remote.stat, output), pool.submit(ledger.store.names, "")
             remote.check_bucket(output)
-        is_file, found = bool(file.result()), names.result()
+        is_file, entries = bool(file.result()), names.result()
     else:
         is_file = os.path.isfile(output)
-        found = [] if is_file else ledger.store.names("")
+        entries = [] if is_file else ledger.store.names("")
     if is_file:
         raise OptionError(f"--output {output}: is a file. Name a folder.")
     _check_not_inside(output)
-    if any(name != LEDGER_FOLDER for name in found):
+    if any(name != LEDGER_FOLDER for name in entries):
         raise OptionError(
             f"--output {output}: contains files, but is not a dataset. Name a new or empty folder."
         )

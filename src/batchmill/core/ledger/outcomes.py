@@ -35,10 +35,10 @@ def outcomes_in(store: Store, parts: Sequence[str]) -> State:
             ]
             yield pa.table([*table.select(read.names).columns, *columns], schema=schema)
 
-    found = collected(numbered(), schema)
-    found = select(found, _last_ones(found))
+    records = collected(numbered(), schema)
+    records = select(records, _last_ones(records))
     columns = [
-        found[field.name] if field.name in schema.names else pa.nulls(len(found), field.type)
+        records[field.name] if field.name in schema.names else pa.nulls(len(records), field.type)
         for field in STATE_SCHEMA
     ]
     return State(store, pa.table(columns, schema=STATE_SCHEMA), parts, libraries=[*sets])
@@ -46,9 +46,9 @@ def outcomes_in(store: Store, parts: Sequence[str]) -> State:
 
 def _numbers(texts: pa.ChunkedArray, numbers: dict[str, int]) -> pa.Array:
     """Return the number of each text. New texts get the next numbers."""
-    found = texts.unify_dictionaries().combine_chunks()
-    own = [numbers.setdefault(text, len(numbers)) for text in found.dictionary.to_pylist()]
-    return pa.array(own, pa.int32()).take(found.indices)
+    encoded = texts.unify_dictionaries().combine_chunks()
+    mapped = [numbers.setdefault(text, len(numbers)) for text in encoded.dictionary.to_pylist()]
+    return pa.array(mapped, pa.int32()).take(encoded.indices)
 
 
 def _last_ones(records: pa.Table) -> np.ndarray:
@@ -57,10 +57,10 @@ def _last_ones(records: pa.Table) -> np.ndarray:
     wins = np.ones(len(records), bool)
     if not len(rows):
         return wins
-    found = records.select(["outcome", "attempt"]).take(pa.array(rows))
-    is_ok = np.asarray(pc.equal(found["outcome"], OK))
+    repeats = records.select(["outcome", "attempt"]).take(pa.array(rows))
+    is_ok = np.asarray(pc.equal(repeats["outcome"], OK))
     # The last key is the most important one.
-    order = np.lexsort((rows, found["attempt"].to_numpy(), is_ok, numbers))
+    order = np.lexsort((rows, repeats["attempt"].to_numpy(), is_ok, numbers))
     is_last = np.append(np.diff(numbers[order]) != 0, True)
     wins[rows] = False
     wins[rows[order[is_last]]] = True

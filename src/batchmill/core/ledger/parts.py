@@ -148,13 +148,13 @@ def read_parts(store: Store, names: Sequence[str], columns: Sequence[str]) -> It
     read = partial(read_part, store, columns=columns)
     while start < len(names):
         places = [f"{PARTS}/{name}" for name in names[start : start + count]]
-        found = in_threads(read, places, store.threads)
+        tables = in_threads(read, places, store.threads)
         start += count
         # A merged part is large, so the first ones show how many are read at a time.
-        largest = max(1, *map(len, found))
+        largest = max(1, *map(len, tables))
         count = max(1, min(store.threads, _ROWS_AT_A_TIME // largest))
-        while found:
-            yield found.pop(0)
+        while tables:
+            yield tables.pop(0)
 
 
 def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -224,14 +224,14 @@ def fetch(
     used, starts = np.unique(numbers[order], return_index=True)
     groups = np.split(rows[order], starts[1:])
     tables = read_parts(store, [parts[number] for number in used], schema.names)
-    found = collected(
+    records = collected(
         (table.take(pa.array(group)) for table, group in zip(tables, groups, strict=True)), schema
     )
     if (np.diff(order) == 1).all():
-        return found
+        return records
     back = np.empty(len(order), np.int64)
     back[order] = np.arange(len(order))
-    return take(found, pa.array(back))
+    return take(records, pa.array(back))
 
 
 def _first_outside(table: pa.Table) -> str | None:

@@ -141,13 +141,12 @@ class RunControl:
     def read_usage(self, run: int) -> Usage | None:
         """Return the resources that all workers of a run have used; None if not recorded."""
         folder = self._name(run, layout.USAGE)
-        used = [
-            Usage(*json.loads(self._store.read(f"{folder}/{name}")))
-            for name in self._store.names(folder)
-        ]
-        if not used:
+        names = self._store.names(folder)
+        usages = [json.loads(self._store.read(f"{folder}/{name}")) for name in names]
+        if not usages:
             return None
-        return Usage(sum(one.cpu_seconds for one in used), max(one.memory_bytes for one in used))
+        cpu_seconds, memory_bytes = zip(*usages, strict=True)
+        return Usage(sum(cpu_seconds), max(memory_bytes))
 
     def _read(self, name: str) -> str | None:
         content = if_exists(self._store.read, name)

@@ -119,7 +119,7 @@ class Snapshots(SealedRecords[Snapshot]):
 
     def last_version(self) -> Snapshot | None:
         """Return the last version; None without one. Raises LedgerError if it is damaged."""
-        return next((one for one in self.latest_first() if one.is_version), None)
+        return next((snapshot for snapshot in self.latest_first() if snapshot.is_version), None)
 
     def read_last(self, read: Callable[[Snapshot], _Read]) -> _Read | None:
         """Read the last version with a function. Return its result, or None without a version.
@@ -145,8 +145,8 @@ class Snapshots(SealedRecords[Snapshot]):
     def remove_incomplete(self) -> None:
         """Remove files that no snapshot names, which killed runs and old snapshots have left."""
         known = {f"{number:06d}" for number in self.numbers()}
-        snapshots = self.read_all()
-        named = {file.get("name") for one in snapshots for file in (one.state, one.assignment)}
+        files = [file for record in self.read_all() for file in (record.state, record.assignment)]
+        named = {file.get("name") for file in files}
         for name in self.store.names(SNAPSHOTS):
             place = f"{SNAPSHOTS}/{name}"
             if name[:6] not in known and place not in named:
@@ -158,8 +158,8 @@ class Snapshots(SealedRecords[Snapshot]):
         Raises:
             LedgerError: The file of the names is damaged.
         """
-        found = if_exists(read_sealed, self.store, KEPT)
-        return dict(found["names"]) if found else {}
+        content = if_exists(read_sealed, self.store, KEPT)
+        return dict(content["names"]) if content else {}
 
     def keep(self, name: str, wanted: int | str) -> Snapshot:
         """Give a version a name, and return the version. It is kept until `drop`.
@@ -171,18 +171,18 @@ class Snapshots(SealedRecords[Snapshot]):
         Raises:
             OptionError: The name cannot be used, or there is no such version.
         """
-        found, names = self.find(wanted), self.names()
+        version, names = self.find(wanted), self.names()
         if not _NAME.fullmatch(name):
             raise OptionError(
                 f"--name {name}: a name has letters, digits and ._-, and begins with a letter."
             )
-        if names.get(name, found.number) != found.number:
+        if names.get(name, version.number) != version.number:
             raise OptionError(
                 f"--name {name}: is the name of version {names[name]}. Choose another one, or "
                 f"remove it first: --drop {name}"
             )
-        self._write_names(names | {name: found.number})
-        return found
+        self._write_names(names | {name: version.number})
+        return version
 
     def drop(self, name: str) -> None:
         """Remove the name of a version. The next run may remove the version.

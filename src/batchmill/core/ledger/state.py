@@ -118,20 +118,20 @@ class State:
             StoreError: A part cannot be read.
         """
         wanted = [*dict.fromkeys(columns)]
-        found = {name: self.table[name] for name in wanted if name in _SHOWN}
+        values = {name: self.table[name] for name in wanted if name in _SHOWN}
         of_outcome = [name for name in wanted if name not in (*_SHOWN, *_OF_RESULT)]
         of_result = [name for name in wanted if name in _OF_RESULT]
-        own = (self.table["part"], self.table["row"])
-        for names, places in ((of_outcome, own), (of_result, result_places(self.table))):
+        outcome_places = (self.table["part"], self.table["row"])
+        for names, places in ((of_outcome, outcome_places), (of_result, result_places(self.table))):
             if names:
                 records = fetch(self.store, self.parts, *places, names)
-                found |= {name: records[name] for name in names}
-        if "message" in found:
+                values |= {name: records[name] for name in names}
+        if "message" in values:
             # An `ok` record has a message only while its file is missing.
-            found["message"] = pc.coalesce(
-                self.table["note"].cast(pa.large_string()), found["message"]
+            values["message"] = pc.coalesce(
+                self.table["note"].cast(pa.large_string()), values["message"]
             )
-        return pa.table({name: found[name] for name in wanted})
+        return pa.table({name: values[name] for name in wanted})
 
     def listed(self) -> "State":
         """Return the inputs that the manifest of the last run lists."""
@@ -192,9 +192,9 @@ class State:
         new = with_column(new, "part", pc.add(new["part"], first))
         libraries, place_of = _joined(self.libraries, now.libraries)
         new = with_column(new, LIBRARIES, place_of.take(new[LIBRARIES].combine_chunks()))
-        for own in ("run", "part", "row", LIBRARIES):
-            name = f"result_{own}"
-            kept = pc.coalesce(before[name], before[own])
+        for column in ("run", "part", "row", LIBRARIES):
+            name = f"result_{column}"
+            kept = pc.coalesce(before[name], before[column])
             new = with_column(new, name, pc.if_else(keeps, kept, _NULL))
         for name in PLACES[2]:
             new = with_column(new, name, pc.if_else(keeps, before[name], _NULL))
@@ -250,8 +250,8 @@ class State:
 
     def _numbers(self, *columns: str) -> np.ndarray:
         """Return the numbers of the parts in some columns."""
-        found = [pc.unique(self.table[name]).drop_null().to_numpy() for name in columns]
-        return np.unique(np.concatenate(found)).astype(np.int64)
+        numbers = [pc.unique(self.table[name]).drop_null().to_numpy() for name in columns]
+        return np.unique(np.concatenate(numbers)).astype(np.int64)
 
     def _with(self, table: pa.Table) -> "State":
         return replace(self, table=table, file=None)
@@ -277,14 +277,14 @@ def _renumbered(table: pa.Table, columns: Sequence[str], used: np.ndarray, count
 def _joined(first: Sequence[str], second: Sequence[str]) -> tuple[Sequence[str], pa.Array]:
     """Return the texts of both sequences once, and the place of each text of the second."""
     places = {text: place for place, text in enumerate(first)}
-    found = [places.setdefault(text, len(places)) for text in second]
-    return [*places], pa.array(found, pa.int32())
+    of_second = [places.setdefault(text, len(places)) for text in second]
+    return [*places], pa.array(of_second, pa.int32())
 
 
 def result_places(table: pa.Table) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
     """Return the part and the row of the result of each input of a state."""
     pairs = zip(*PLACES[:2], strict=True)
-    part, row = (pc.coalesce(table[result], table[own]) for own, result in pairs)
+    part, row = (pc.coalesce(table[result], table[outcome]) for outcome, result in pairs)
     return part, row
 
 
@@ -313,8 +313,8 @@ def as_shown(records: pa.Table) -> pa.Table:
         now["message"] = pc.binary_join_element_wise(records["message"], stays, space)
     if {"result_run", "run", "attempts"} <= {*records.column_names}:
         # A record without attempts has the number of a later run.
-        own = pc.and_(is_missing, pc.greater(records["attempts"], 0))
-        is_own = pc.and_(own, records["result_run"].is_null())
+        was_executed = pc.and_(is_missing, pc.greater(records["attempts"], 0))
+        is_own = pc.and_(was_executed, records["result_run"].is_null())
         shown = pc.if_else(is_own, records["run"], records["result_run"])
         records = with_column(records, "result_run", shown)
     for name, value in now.items():
