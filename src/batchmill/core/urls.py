@@ -59,8 +59,8 @@ def one_slash_fault(place: str) -> str:
     if not match:
         return ""
     url = shown_url("://".join(match.groups()))
-    given = url.replace("://", ":/", 1)
-    return f"{given}: a URL has two slashes. Write {url}. For a path, write ./{given}."
+    written = url.replace("://", ":/", 1)
+    return f"{written}: a URL has two slashes. Write {url}. For a path, write ./{written}."
 
 
 def same_place(one: str, other: str) -> bool:

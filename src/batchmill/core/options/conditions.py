@@ -52,8 +52,8 @@ class Condition:
             prefix += "_"
         columns: dict[str, str] = {}
 
-        def word(found: re.Match[str]) -> str:
-            return found[1] or columns.setdefault(found[2], f"{prefix}{len(columns)}")
+        def word(match: re.Match[str]) -> str:
+            return match[1] or columns.setdefault(match[2], f"{prefix}{len(columns)}")
 
         # pandas reads each line as a condition of its own.
         self._text = _QUOTED.sub(word, " ".join(text.strip().splitlines()))
@@ -68,13 +68,13 @@ class Condition:
             if not isinstance(function, ast.Name) and name not in _METHODS:
                 allowed = ", ".join(sorted(_METHODS))
                 raise ValueError(f"{name}() cannot be called, only {allowed}")
-        real = {word: name for name, word in columns.items()}
+        real = {identifier: name for name, identifier in columns.items()}
 
         def columns_in(parts: Iterable[ast.AST]) -> set[str]:
             named = [part for part in parts if isinstance(part, ast.Name)]
             # Python normalizes identifiers: the sign of micro becomes the Greek letter.
             written = [ast.get_source_segment(self._text, node) or node.id for node in named]
-            return {real.get(one, one) for one in written}
+            return {real.get(segment, segment) for segment in written}
 
         self.names = columns_in(node for node in nodes if node not in called)
         self.handled = columns_in(node.value for node in attributes if node.attr in _FOR_MISSING)
@@ -98,7 +98,7 @@ class Condition:
             if pa.types.is_date(field.type):
                 values = values.cast(pa.string())
             elif pa.types.is_time(field.type):
-                texts = [None if one is None else str(one) for one in values.to_pylist()]
+                texts = [None if time is None else str(time) for time in values.to_pylist()]
                 values = pa.chunked_array([pa.array(texts, pa.string())])
             elif pa.types.is_decimal(field.type) and field.type.scale > 0:
                 values = values.cast(pa.float64())  # No float is equal to the decimal 0.1.
@@ -152,9 +152,9 @@ def _compared_with_text(node: ast.AST) -> Iterator[ast.AST]:
             pairs = [(value, argument) for argument in arguments]
         case _:
             return
-    for one, other in [*pairs, *((other, one) for one, other in pairs)]:
+    for operand, other in [*pairs, *((other, operand) for operand, other in pairs)]:
         if _is_text(other):
-            yield one
+            yield operand
 
 
 def _is_text(node: ast.AST) -> bool:

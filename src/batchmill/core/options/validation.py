@@ -101,15 +101,15 @@ class Described:
 @cache
 def _docstrings(path: str) -> dict[str, dict[str, str]]:
     """Return the docstring below each field in a source file, by class and field."""
-    found: dict[str, dict[str, str]] = {}
+    by_class: dict[str, dict[str, str]] = {}
     for group in ast.parse(Path(path).read_bytes()).body:
         if isinstance(group, ast.ClassDef):
-            fields = found[group.name] = {}
+            fields = by_class[group.name] = {}
             for pair in pairwise(group.body):
                 match pair:
                     case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
                         fields[name] = inspect.cleandoc(text)
-    return found
+    return by_class
 
 
 class Options(Described, BaseModel):
@@ -126,9 +126,9 @@ class Options(Described, BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _explain(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _explain(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         try:
-            return handler(given)
+            return handler(values)
         except ValidationError as error:
             raise OptionError(_explanation(cls, error)) from None
 

@@ -32,7 +32,7 @@ def access_to(stores: Sequence[Access]) -> Iterator[None]:
         yield
     finally:
         # Compare by identity, because another caller may still use an equal store.
-        _granted[:] = [store for store in _granted if not any(store is one for one in held)]
+        _granted[:] = [store for store in _granted if not any(store is copy for copy in held)]
 
 
 def options_for(url: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ def is_async(target: Any) -> bool:
 def called_on(target: Any) -> Callable[..., Any] | None:
     """Return the method `__call__` of a class, or of an object's class. None without one."""
     kind = target if inspect.isclass(target) else type(target)
-    return next((vars(one)["__call__"] for one in kind.__mro__ if "__call__" in vars(one)), None)
+    return next((vars(base)["__call__"] for base in kind.__mro__ if "__call__" in vars(base)), None)
 
 
 def call_signature(target: type) -> inspect.Signature:

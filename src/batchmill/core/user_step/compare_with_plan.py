@@ -124,10 +124,10 @@ class PlannedStep:
         if "imports" in self.planned:
             roots = [*imported_values(self.planned)]
         expected: dict[str, dict[str, str]] = {}
-        for key, found in code.items():
+        for key, entry in code.items():
             module = key.partition(":")[0]
             if module:  # Not a value, which was sent to this process.
-                expected.setdefault(module, {})[key] = found["digest"]
+                expected.setdefault(module, {})[key] = entry["digest"]
         paths = {name: source_file(name) for name in expected if name not in sys.modules}
         return [
             _Watched(

@@ -54,8 +54,8 @@ class DeclaredRows:
     @cached_property
     def columns(self) -> dict[str, str]:
         """The Arrow type of each column that has one, such as "int64" or "list:float32"."""
-        found = {name: _column(hint) for name, hint in _hints(self.row).items()}
-        return {name: kind for name, kind in found.items() if kind}
+        kinds = {name: _column(hint) for name, hint in _hints(self.row).items()}
+        return {name: kind for name, kind in kinds.items() if kind}
 
     def check(self, text: str) -> None:
         """Check rows.

@@ -45,16 +45,16 @@ def describe_step(
         "params": {name: described_value(value) for name, value in sorted(params.items())},
     }
     if not by_value:
-        found = reachable_code(roots_of(ref, target, params))
-        return {**description, **_described_code(found.definitions, found.others)}
-    own = value_code(ref, target)
-    found = reachable_code(own.imports, own.imports)
+        reached = reachable_code(roots_of(ref, target, params))
+        return {**description, **_described_code(reached.definitions, reached.others)}
+    local = value_code(ref, target)
+    reached = reachable_code(local.imports, local.imports)
     return {
         **description,
-        **_described_code(own.definitions | found.definitions, own.others | found.others),
+        **_described_code(local.definitions | reached.definitions, local.others | reached.others),
         "imports": [
             {"module": value.module, "attributes": [*value.attributes], "path": [*path]}
-            for value, path in own.imports.items()
+            for value, path in local.imports.items()
         ],
     }
 
@@ -89,8 +89,8 @@ def roots_of(ref: str, target: Any, params: Mapping[str, Any]) -> list[Value]:
 
 def imported_values(description: Mapping[str, Any]) -> dict[Value, list[str]]:
     """Return the values of modules that a step uses, if the step itself is not importable."""
-    found = description["imports"]
-    return {Value(one["module"], tuple(one["attributes"])): one["path"] for one in found}
+    entries = description["imports"]
+    return {Value(entry["module"], tuple(entry["attributes"])): entry["path"] for entry in entries}
 
 
 def code_digest(ref: str) -> str:
@@ -106,7 +106,7 @@ def _value_of(ref: str) -> Value:
 def _digest_of_code(code: Mapping[str, Mapping[str, str]]) -> str:
     # The path and the shown value follow from the code, and are for the user only.
     return digest(
-        "code", *(part for key, found in sorted(code.items()) for part in (key, found["digest"]))
+        "code", *(part for key, entry in sorted(code.items()) for part in (key, entry["digest"]))
     )
 
 
@@ -128,8 +128,8 @@ def _version_of(ref: str, target: Any) -> str | int | float | None:
 def identity_of(description: Mapping[str, Any]) -> str:
     """Return the digest of a step's description."""
     code = _digest_of_code(description["code"])
-    own = {name: value for name, value in description.items() if name != "libraries"}
-    return digest("step", described_value({**own, "code": code}))
+    identifying = {name: value for name, value in description.items() if name != "libraries"}
+    return digest("step", described_value({**identifying, "code": code}))
 
 
 def has_same_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

@@ -80,10 +80,10 @@ def _resolve(reference: str, what: str, search: str) -> Any:
         except AttributeError as error:
             members = getattr(value, "__dict__", {})
             names = [name for name in dir(value) if name.isidentifier() and name[0] != "_"]
-            own = [n for n in names if getattr(members.get(n), "__module__", "") == module_name]
+            defined = [n for n in names if getattr(members.get(n), "__module__", "") == module_name]
             raise StepError(
                 f"{label}: {getattr(value, '__name__', module_name)} has no {part!r}. "
-                f"It has: {', '.join(own or names) or 'nothing'}."
+                f"It has: {', '.join(defined or names) or 'nothing'}."
             ) from error
         except Exception as error:  # A module may import the attribute only now.
             raise StepError(

@@ -95,18 +95,18 @@ class StepLibraries:
         imported = [*self.imported]  # Another thread may add files.
         if len(imported) > self._count or not self._text:
             self._count = len(imported)
-            found = _with_requirements(_owners(self._named))
-            other = [one for one in _owners(imported) if _key(one) not in found]
-            ours = _with_requirements(filter(None, [_installed(_OURS)])) if other else {}
-            found |= _with_requirements(one for one in other if _key(one) not in ours)
-            versions = {one.name: one.version for one in found.values()}
+            by_key = _with_requirements(_owners(self._named))
+            others = [library for library in _owners(imported) if _key(library) not in by_key]
+            ours = _with_requirements(filter(None, [_installed(_OURS)])) if others else {}
+            by_key |= _with_requirements(library for library in others if _key(library) not in ours)
+            versions = {library.name: library.version for library in by_key.values()}
             self._text = json.dumps(self._fixed | versions, sort_keys=True)
         return self._text
 
 
 def program_versions(step: Any) -> dict[str, str]:
     """Return what the programs in the attribute `tools` of a step print as their version."""
-    found = {}
+    versions = {}
     named = getattr(step, "tools", ())
     for program in [named] if isinstance(named, str) else named:
         with suppress(OSError, subprocess.TimeoutExpired):
@@ -120,8 +120,8 @@ def program_versions(step: Any) -> dict[str, str]:
             )
             # Some programs print it as a part of an error.
             line = next(filter(None, (printed.stdout + printed.stderr).splitlines()), "")
-            found[program + _PROGRAM] = line[:_SHOWN_CHARACTERS]
-    return found
+            versions[program + _PROGRAM] = line[:_SHOWN_CHARACTERS]
+    return versions
 
 
 def present_versions(names: Iterable[str], step: Any) -> dict[str, str]:
@@ -130,16 +130,16 @@ def present_versions(names: Iterable[str], step: Any) -> dict[str, str]:
     Those that are not installed here are left out, because the nodes of a cluster may have them.
     No program is started that only a dataset names.
     """
-    found = {_PYTHON: platform.python_version(), **program_versions(step)}
+    versions = {_PYTHON: platform.python_version(), **program_versions(step)}
     for name in names:
-        one = _installed(name)
-        if one:
-            found.setdefault(name, one.version)
-    return {name: version for name, version in found.items() if name in {*names}}
+        library = _installed(name)
+        if library:
+            versions.setdefault(name, library.version)
+    return {name: version for name, version in versions.items() if name in {*names}}
 
 
 def _owners(files: Iterable[str]) -> list[Distribution]:
-    return [found for file in sorted(files) if (found := _owner(file))]
+    return [owner for file in sorted(files) if (owner := _owner(file))]
 
 
 def _owner(file: str) -> Distribution | None:
@@ -157,8 +157,9 @@ def _candidates(name: str, place: str) -> Iterator[Distribution]:
     if name == "__init__":
         name = os.path.basename(os.path.dirname(place))
     yield from filter(None, [_installed(name)])
-    found = [(name not in (one.read_text("top_level.txt") or ""), one) for one in distributions()]
-    yield from (one for _, one in sorted(found, key=lambda pair: pair[0]))
+    yield from sorted(
+        distributions(), key=lambda library: name not in (library.read_text("top_level.txt") or "")
+    )
 
 
 def _installed(name: str) -> Distribution | None:
@@ -167,39 +168,39 @@ def _installed(name: str) -> Distribution | None:
     return None
 
 
-def _record(one: Distribution) -> str:
-    return "\n" + (one.read_text("RECORD") or "")
+def _record(library: Distribution) -> str:
+    return "\n" + (library.read_text("RECORD") or "")
 
 
-def _key(one: Distribution) -> str:
+def _key(library: Distribution) -> str:
     """Return the normalized name. It is empty if the metadata has been removed meanwhile."""
-    return re.sub("[-_.]+", "-", one.name or "").lower()
+    return re.sub("[-_.]+", "-", library.name or "").lower()
 
 
 def _with_requirements(roots: Iterable[Distribution]) -> dict[str, Distribution]:
     """Return distributions and those that they require, if they are imported."""
-    found: dict[str, Distribution] = {}
+    by_key: dict[str, Distribution] = {}
     waiting = [*roots]
     while waiting:
-        one = waiting.pop()
-        key = _key(one)
-        if key and key not in found:
-            found[key] = one
-            waiting += filter(_is_imported, _requirements(one))
-    return found
+        library = waiting.pop()
+        key = _key(library)
+        if key and key not in by_key:
+            by_key[key] = library
+            waiting += filter(_is_imported, _requirements(library))
+    return by_key
 
 
-def _requirements(one: Distribution) -> Iterator[Distribution]:
-    """Yield the installed distributions that one requires, without extras except our own."""
-    for text in one.requires or ():
+def _requirements(library: Distribution) -> Iterator[Distribution]:
+    """Yield the installed distributions that a library requires, without extras except our own."""
+    for text in library.requires or ():
         name = _NAME.match(text)
-        found = _installed(name[0]) if name else None
-        if found and ("extra ==" not in text or _key(one) == _OURS):
-            yield found
+        required = _installed(name[0]) if name else None
+        if required and ("extra ==" not in text or _key(library) == _OURS):
+            yield required
 
 
-def _is_imported(one: Distribution) -> bool:
+def _is_imported(library: Distribution) -> bool:
     """Return whether this process has imported a module of a distribution."""
-    files = (line.partition(",")[0] for line in _record(one).splitlines())
+    files = (line.partition(",")[0] for line in _record(library).splitlines())
     modules = (file.partition(".")[0].removesuffix("/__init__").replace("/", ".") for file in files)
     return any(module in sys.modules for module in modules)

@@ -136,13 +136,13 @@ def _positional_only(signature: inspect.Signature) -> list[str]:
 
 def _type_fault(name: str, value: Any, hint: Any, error: "pydantic.ValidationError") -> str:
     reason = error.errors()[0]["msg"]
-    given, expected = type(value).__name__, _type_name(hint)
-    if given == expected:
+    actual, expected = type(value).__name__, _type_name(hint)
+    if actual == expected:
         return f"parameter {name!r} is {value!r}: {reason}."
-    return f"parameter {name!r} is {value!r} ({given}), expected {expected}: {reason}."
+    return f"parameter {name!r} is {value!r} ({actual}), expected {expected}: {reason}."
 
 
-def _convert(hint: Any, value: Any, given: Mapping[str, Any]) -> Any:
+def _convert(hint: Any, value: Any, params: Mapping[str, Any]) -> Any:
     import pydantic
 
     # The value 5 on the command line is a JSON number, even if the step expects text.
@@ -153,7 +153,7 @@ def _convert(hint: Any, value: Any, given: Mapping[str, Any]) -> Any:
         # Pydantic models and dataclasses have their own settings.
         adapter = pydantic.TypeAdapter(hint)
     # A validator of the annotation sees the other parameters as its context.
-    return adapter.validate_python(value, context=given)
+    return adapter.validate_python(value, context=params)
 
 
 def hints_of(target: Any) -> dict[str, Any]:

@@ -92,8 +92,8 @@ class TrackedFile:
 
 def state_of(paths: Iterable[str]) -> FileState:
     """Return the state of each file. Raises OSError."""
-    found = ((path, os.stat(path)) for path in paths)
-    return tuple((path, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for path, s in found)
+    stats = ((path, os.stat(path)) for path in paths)
+    return tuple((path, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for path, s in stats)
 
 
 def track_files(

@@ -98,8 +98,8 @@ def read_module(
     return ModuleCode(
         name=name,
         is_package=is_package,
-        definitions={bound: tuple(found) for bound, found in definitions.items()},
-        imports={bound: tuple(dict.fromkeys(found)) for bound, found in imports.items()},
+        definitions={bound: tuple(nodes) for bound, nodes in definitions.items()},
+        imports={bound: tuple(dict.fromkeys(values)) for bound, values in imports.items()},
         effects=tuple(statement for statement in statements if effects.has(statement)),
         modules=tuple(dict.fromkeys(modules)),
         unused=() if is_package else _unused(tree, imports),
@@ -211,7 +211,7 @@ class _Effects:
     @cached_property
     def _repeated(self) -> set[str]:
         """The names that several statements define. Their order counts."""
-        counts = Counter({name: len(found) for name, found in self.definitions.items()})
+        counts = Counter({name: len(nodes) for name, nodes in self.definitions.items()})
         counts.update(self.imports.keys())
         return {name for name, count in counts.items() if count > 1}
 
@@ -223,16 +223,16 @@ class _Effects:
             return getattr(statement, "module", None) == "__future__"
         return self._runs(statement, set())
 
-    def _runs(self, node: ast.stmt, own: set[str]) -> bool:
-        """Return whether a statement runs code with effects. `own`: names of the class body."""
+    def _runs(self, node: ast.stmt, local: set[str]) -> bool:
+        """Return whether a statement runs code with effects. `local`: names of the class body."""
         decorators = getattr(node, "decorator_list", ())
-        if not all(self._is_standard(part, own) for part in decorators):
+        if not all(self._is_standard(part, local) for part in decorators):
             return True
         if isinstance(node, _FUNCTIONS):
             defaults = [*node.args.defaults, *filter(None, node.args.kw_defaults)]
-            return not all(self._is_plain(part, own) for part in defaults)
+            return not all(self._is_plain(part, local) for part in defaults)
         if isinstance(node, ast.ClassDef):
-            inner = own.union(*(bound_names(part) for part in node.body))
+            inner = local.union(*(bound_names(part) for part in node.body))
             return (
                 bool(node.keywords)
                 or any(self._is_of_user(part) for part in node.bases)
@@ -241,23 +241,23 @@ class _Effects:
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             is_definition = all(map(_binds_only_names, targets))
-            return not is_definition or not (node.value is None or self._is_plain(node.value, own))
+            return not (is_definition and (node.value is None or self._is_plain(node.value, local)))
         return type(node).__name__ != "TypeAlias"  # A node since Python 3.12.
 
-    def _is_plain(self, node: ast.expr, own: set[str]) -> bool:
+    def _is_plain(self, node: ast.expr, local: set[str]) -> bool:
         """Return whether an expression only makes a value."""
         calls = (ast.Call, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
         is_call = any(isinstance(part, calls) for part in _in_module(node))
-        return not is_call or self._is_standard(node, own)
+        return not is_call or self._is_standard(node, local)
 
-    def _is_standard(self, node: ast.expr, own: set[str]) -> bool:
+    def _is_standard(self, node: ast.expr, local: set[str]) -> bool:
         """Return whether an expression uses only builtins and the standard library."""
         parts = [*_in_module(node)]
         if any(isinstance(part, ast.Lambda) for part in parts):
             return False
         names = [part for part in parts if isinstance(part, ast.Name)]
         bound = {part.id for part in names if isinstance(part.ctx, ast.Store)}
-        return all(map(self._is_library, {part.id for part in names} - bound - own))
+        return all(map(self._is_library, {part.id for part in names} - bound - local))
 
     def _is_library(self, name: str) -> bool:
         """Return whether a name is a builtin or imported from the standard library."""

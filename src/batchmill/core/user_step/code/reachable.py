@@ -244,7 +244,7 @@ class _Walk:
 
 def described(code: Mapping[str, Definition]) -> dict[str, dict[str, str]]:
     """Return definitions as JSON values."""
-    return {key: {k: v for k, v in found._asdict().items() if v} for key, found in code.items()}
+    return {key: {k: v for k, v in entry._asdict().items() if v} for key, entry in code.items()}
 
 
 def _opaque_digest(text: bytes) -> str:

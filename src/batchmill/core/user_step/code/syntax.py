@@ -101,7 +101,7 @@ def used_names(code: CodeType) -> dict[str, set[tuple[str, ...]]]:
     Returns:
         By name, the attributes that directly follow it: `{"np": {("linalg", "norm")}}`.
     """
-    found: dict[str, set[tuple[str, ...]]] = {}
+    chains: dict[str, set[tuple[str, ...]]] = {}
     name, attributes = "", []
     instructions = chain.from_iterable(map(dis.get_instructions, _codes(code)))
     for instruction in [*instructions, None]:
@@ -109,23 +109,23 @@ def used_names(code: CodeType) -> dict[str, set[tuple[str, ...]]]:
             attributes.append(str(instruction.argval))
             continue
         if name:
-            found.setdefault(name, set()).add(tuple(attributes))
+            chains.setdefault(name, set()).add(tuple(attributes))
         is_lookup = instruction and instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
         name, attributes = str(instruction.argval) if instruction and is_lookup else "", []
-    return found
+    return chains
 
 
 def imported_names(code: CodeType, package: str) -> set[tuple[str, tuple[str, ...]]]:
     """Return the modules that a function and its inner functions import, each with a name in it."""
-    found: set[tuple[str, tuple[str, ...]]] = set()
+    imports: set[tuple[str, tuple[str, ...]]] = set()
     for part in _codes(code):
-        made = [one for one in dis.get_instructions(part) if one.opname != "EXTENDED_ARG"]
+        ops = [op for op in dis.get_instructions(part) if op.opname != "EXTENDED_ARG"]
         # The two instructions before an import load its level and its names.
-        for level, names, instruction in zip(made, made[1:], made[2:], strict=False):
+        for level, names, instruction in zip(ops, ops[1:], ops[2:], strict=False):
             if instruction.opname == "IMPORT_NAME" and (package or not level.argval):
                 module = resolve_name("." * level.argval + instruction.argval, package)
-                found |= {(module, (name,)) for name in names.argval or ()} or {(module, ())}
-    return found
+                imports |= {(module, (name,)) for name in names.argval or ()} or {(module, ())}
+    return imports
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

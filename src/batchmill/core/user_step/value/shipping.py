@@ -184,7 +184,7 @@ def unpickle_step(
         for name, file in tracked.items()
         if name in planned["params"]
     }
-    code = {key: found for key, found in planned["code"].items() if key.startswith(":")}
+    code = {key: entry for key, entry in planned["code"].items() if key.startswith(":")}
     imports = imported_values(planned)
     description = {
         **planned,

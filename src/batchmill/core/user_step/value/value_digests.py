@@ -88,10 +88,10 @@ def is_importable(target: Any) -> bool:
         return False
     if module.__name__ == "builtins":
         return True  # Some classes of Python have no name there, such as that of None.
-    found: Any = module
+    value: Any = module
     for name in getattr(target, "__qualname__", "").split("."):
-        found = getattr(found, name, None)
-    return found is target
+        value = getattr(value, name, None)
+    return value is target
 
 
 class _Walk:
@@ -181,9 +181,9 @@ class _Walk:
         if kind.__name__ == "Decorator" and kind.__module__.startswith("pydantic."):
             # It contains an address. Its function is a member of the model.
             return [kind.__name__, self._token(value.info, path)]
-        own = getattr(type(value), "__fingerprint__", None)
-        if own:
-            return [self._token(type(value), path), str(own(value))]
+        fingerprint = getattr(type(value), "__fingerprint__", None)
+        if fingerprint:
+            return [self._token(type(value), path), str(fingerprint(value))]
         torch = sys.modules.get("torch")
         if torch and isinstance(value, torch.Tensor) and value.layout is torch.strided:
             # The pickle of a tensor contains an address of this process.
@@ -257,8 +257,8 @@ class _Walk:
         """Visit the classes of a step's annotations: rows are checked with them, params made."""
         while isinstance(step, functools.partial):
             step = step.func
-        for one in (step, getattr(step, "__getitem__", step), called_on(step)):
-            for hint in hints_of(one).values():
+        for called in (step, getattr(step, "__getitem__", step), called_on(step)):
+            for hint in hints_of(called).values():
                 self._hint(hint, path)
 
     def _hint(self, hint: Any, path: tuple[str, ...]) -> None:
