@@ -46,9 +46,9 @@ class ChangeCheck:
         if self.is_equal:
             return [f"--verify-change: {equal_text(self.inputs, self.sample, self.seed)}."]
         more = self.different - len(self.differences)
-        found = f"{self.different:,} of {self.sample:,} differ (seed {self.seed})"
+        result = f"{self.different:,} of {self.sample:,} differ (seed {self.seed})"
         return [
-            f"--verify-change: {found}, so all inputs are executed.",
+            f"--verify-change: {result}, so all inputs are executed.",
             *(f"  {line}" for line in self.differences),
             *([f"  ... and {counted(more, 'more input')}"] if more > 0 else []),
         ]

@@ -97,7 +97,7 @@ def _read_unclear(
     companions = companion_rows(tables, len(rows))
     columns = (unclear["input"].to_pylist(), unclear["etag"].to_pylist(), companions)
     read = partial(_read_contents, manifest.root, folders=folders)
-    contents = in_threads(lambda one: read(*one), [*zip(*columns, strict=True)], _THREADS)
+    contents = in_threads(lambda row: read(*row), [*zip(*columns, strict=True)], _THREADS)
     place = pc.index_in(pa.array(np.arange(len(current), dtype=np.uint64)), value_set=rows)
     return pa.array([content or None for content in contents], pa.string()).take(place)
 
@@ -151,7 +151,7 @@ def _read_content(root: str, name: str, etag: str | None, *, is_folder: bool = F
 def _find_damaged(records: pa.Table, store: Store) -> frozenset[str]:
     counts = pc.list_value_length(records["outputs"]).to_numpy()
     sizes = pc.struct_field(listed_outputs(records), "size").to_pylist()
-    found = store.sizes(file_names(records).to_pylist())
-    is_other = [now != size for size, now in zip(sizes, found, strict=True)]
+    sizes_now = store.sizes(file_names(records).to_pylist())
+    is_other = [now != size for size, now in zip(sizes, sizes_now, strict=True)]
     damaged = np.unique(np.repeat(np.arange(len(records)), counts)[is_other])
     return frozenset(take_values(records["input"], damaged).to_pylist())

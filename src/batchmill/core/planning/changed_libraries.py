@@ -112,7 +112,7 @@ def _by_version(
     counts: Counter[tuple[str, str]] = Counter()
     for number, count in results.items():
         counts.update(dict.fromkeys(sets[number].items(), count))
-    found: dict[str, dict[str, int]] = {}
+    by_library: dict[str, dict[str, int]] = {}
     for (name, version), count in sorted(counts.items()):
-        found.setdefault(name, {})[version] = count
-    return found
+        by_library.setdefault(name, {})[version] = count
+    return by_library

@@ -70,8 +70,8 @@ def decide(manifest: Manifest, done: pa.Table, contents: Column, criteria: Crite
     """
     inputs = manifest.inputs
     names = inputs["input"].to_pylist()
-    others = pa.array(criteria.other_libraries, pa.int32())
-    has_other_libraries = pc.is_in(done["libraries"], value_set=others)
+    other_libraries = pa.array(criteria.other_libraries, pa.int32())
+    has_other_libraries = pc.is_in(done["libraries"], value_set=other_libraries)
     is_adopted = _is_adopted(done, has_other_libraries, criteria)
     recorded_step = pc.if_else(is_adopted, criteria.step_identity, done["step"])
     is_other_size = has_other_size(done, inputs)

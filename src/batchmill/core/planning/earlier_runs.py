@@ -34,9 +34,8 @@ class EarlierSteps:
     def __init__(self, ledger: Ledger, state: State) -> None:
         records = state.records(["step", "outcome"])
         self._results = count_values(records["step"].filter(pc.equal(records["outcome"], "ok")))
-        self._described = {
-            one: ledger.read_step(one) for one in records["step"].unique().to_pylist()
-        }
+        identities = records["step"].unique().to_pylist()
+        self._described = {identity: ledger.read_step(identity) for identity in identities}
 
     def check_same(self, job: Job) -> None:
         """Raise OptionError if all results of the dataset are of other steps.
@@ -44,8 +43,8 @@ class EarlierSteps:
         The output is probably a mistake, and the run would replace good results. Another version of
         the same step, or other params, are no mistake.
         """
-        described = [self._described[one] for one in self._results]
-        steps = sorted({one["ref"] for one in described if one})
+        described = [self._described[identity] for identity in self._results]
+        steps = sorted({description["ref"] for description in described if description})
         if steps and job.step not in steps:
             raise OptionError(
                 f"--output {job.output}: contains {counted(self._results.total(), 'result')} of "
@@ -72,14 +71,14 @@ class EarlierSteps:
 
         If all versions differ in more, the `reason` is what else differs.
         """
-        others = {one: self._described[one] for one in self._results if one != step.identity}
-        found = frozenset(
-            one
-            for one, before in others.items()
+        others = {key: self._described[key] for key in self._results if key != step.identity}
+        versions = frozenset(
+            key
+            for key, before in others.items()
             if before and has_same_settings(before, step.description)
         )
-        if not others or found or step.identity in self._results:
-            return ChangeCheck(steps=found)
+        if not others or versions or step.identity in self._results:
+            return ChangeCheck(steps=versions)
         before = next(filter(None, others.values()), None)
         what = differences(before, step.description)[0] if before else "its step is unknown"
         return ChangeCheck(reason=what)

@@ -217,12 +217,12 @@ def _classes(sizes: NDArray[np.int64], records: pa.Table) -> _Classes:
             np.array([len(json.loads(text)) for text in records["rows"].to_pylist()], float),
         ]
     )
-    theirs, own = size_classes(records["size"].to_numpy()), size_classes(sizes)
-    known, measured = np.unique(theirs, return_counts=True)
-    wanted, inputs = np.unique(own, return_counts=True)
-    nearest = np.array([np.abs(known - one).argmin() for one in wanted], int)
-    means = np.stack([values[:, theirs == one].mean(axis=1) for one in known], axis=1)[:, nearest]
-    deviation = np.array([values[0, theirs == one].std() for one in known])[nearest]
+    seen, classes = size_classes(records["size"].to_numpy()), size_classes(sizes)
+    known, measured = np.unique(seen, return_counts=True)
+    wanted, inputs = np.unique(classes, return_counts=True)
+    nearest = np.array([np.abs(known - group).argmin() for group in wanted], int)
+    means = np.stack([values[:, seen == group].mean(axis=1) for group in known], axis=1)[:, nearest]
+    deviation = np.array([values[0, seen == group].std() for group in known])[nearest]
     # A class with few records is expected to vary as much as all records together do.
     usual = values[0].std() / max(values[0].mean(), 1e-9)
     deviation = np.where(measured[nearest] < 5, np.maximum(deviation, usual * means[0]), deviation)
@@ -255,14 +255,14 @@ def _failures(new: _Classes, known: pa.Table, records: pa.Table) -> Interval:
     be gone, too.
     """
     count, expected = float(new.inputs.sum()), float(new.means[1] @ new.inputs)
-    found = wilson(expected / count, _effective(new), count) if count else Interval(0, 0, 0)
+    of_new = wilson(expected / count, _effective(new), count) if count else Interval(0, 0, 0)
     failed = np.array(known["outcome"].to_pylist()) != OK
     was_tried = records["attempts"].to_numpy() > 1
     is_ok = np.array(records["outcome"].to_pylist()) == OK
     share = 1 - is_ok[was_tried].mean() if was_tried.any() else 1.0
     before, others = float(failed.sum()), float((~failed).sum())
     more = wilson(0, len(records), others).high
-    return Interval(found.low, found.likely + before * share, found.high + before + more)
+    return Interval(of_new.low, of_new.likely + before * share, of_new.high + before + more)
 
 
 def _effective(classes: _Classes) -> float:

@@ -31,8 +31,8 @@ def size_classes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     >>> size_classes(np.array([-1, 0, 1, 3, 4, 4_000_000])).tolist()
     [-1, 0, 1, 1, 2, 11]
     """
-    own = 1 + np.log2(np.maximum(sizes, 1)).astype(np.int64) // 2
-    return np.where(sizes > 0, own, np.minimum(sizes, 0))
+    classes = 1 + np.log2(np.maximum(sizes, 1)).astype(np.int64) // 2
+    return np.where(sizes > 0, classes, np.minimum(sizes, 0))
 
 
 def sampled(plan: Plan, manifest: Manifest, count: int) -> Plan:
@@ -74,14 +74,14 @@ def choose_sample(
     sizes = pending["size"].to_numpy()
     classes = size_classes(sizes)
     known, counts = np.unique(classes, return_counts=True)
-    weights = np.array([input_weights(sizes[classes == one]).sum() for one in known])
+    weights = np.array([input_weights(sizes[classes == group]).sum() for group in known])
     chosen = []
-    for one, quota in zip(known, _quotas(counts, weights, count), strict=True):
-        rows = np.flatnonzero(classes == one)
+    for group, quota in zip(known, _quotas(counts, weights, count), strict=True):
+        rows = np.flatnonzero(classes == group)
         rows = rows[_spread(len(rows), min(len(rows), max(quota, _CANDIDATES)))]
         names = pending["input"].take(pa.array(rows)).to_pylist()
-        own = labels.take(pa.array(rows)).to_pylist() if labels is not None else [""] * len(rows)
-        keys = [_stratum(name, label) for name, label in zip(names, own, strict=True)]
+        tags = labels.take(pa.array(rows)).to_pylist() if labels is not None else [""] * len(rows)
+        keys = [_stratum(name, label) for name, label in zip(names, tags, strict=True)]
         order = sorted(range(len(rows)), key=keys.__getitem__)
         chosen.append(rows[np.array(order)[_spread(len(rows), quota)]])
     return np.sort(np.concatenate(chosen))

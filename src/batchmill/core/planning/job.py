@@ -160,13 +160,13 @@ def make_confinement(options: ConfinementOptions) -> Confinement | None:
     """
     required = confinement_is_required()
     extra = [("--allow-write", options.allow_write), ("--allow-network", options.allow_network)]
-    for name, given in extra:
-        if given and required:
+    for name, value in extra:
+        if value and required:
             raise OptionError(
                 f"{name}: is not allowed here, because {CONFINE} is set. Drop the option, or "
                 "contact the administrator of the worker."
             )
-        if given and not options.confine:
+        if value and not options.confine:
             raise OptionError(f"{name} needs --confine. Add it, or drop {name}.")
     if not (options.confine or required):
         return None

@@ -56,8 +56,8 @@ def assign_manifest(
     inputs = [*manifest.inputs["input"].chunks, *valid["input"].chunks]
     names = pa.chunked_array(inputs, pa.string())
     partition = assign(groups, partitioning, kept.by_group() if kept else {})
-    given = pc.is_in(groups["group"], value_set=pa.array(list(given_by_key(groups)), pa.string()))
-    rows = pa.table([names.combine_chunks(), groups["group"], partition, given], schema=SCHEMA)
+    is_given = pc.is_in(groups["group"], value_set=pa.array([*given_by_key(groups)], pa.string()))
+    rows = pa.table([names.combine_chunks(), groups["group"], partition, is_given], schema=SCHEMA)
     if kept:
         rows = pa.concat_tables([rows, _gone(kept.rows, rows)])
     return Assignment(partitioning=partitioning, rows=rows)

@@ -108,9 +108,9 @@ class Prepared:
     def change_lines(self) -> list[str]:
         """Return lines with the changes of the step and its libraries, and if they are accepted."""
         changes = [*self.step_changes]
-        notes = [one.text for one in self.library_changes]
+        notes = [change.text for change in self.library_changes]
         if self.job.options.run.libraries == "count":
-            changes += [f"library {one.versions}" for one in self.library_changes]
+            changes += [f"library {change.versions}" for change in self.library_changes]
             notes = []
         more = len(changes) - _SHOWN_CHANGES
         shown = [*changes[:_SHOWN_CHANGES], *([counted(more, "more change")] if more > 0 else [])]
@@ -163,9 +163,9 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
     # The manifest is read before the step, so that a rejected job imports no user code.
     manifest = _read_manifest(job, listed)
     check_other_place(job, manifest.dataset)
-    given = job.step if job.value is None else job.value
+    unloaded = job.step if job.value is None else job.value
     step = load_given_step(
-        given, job.params, search=job.search, file_columns=job.options.inputs.file_column_names
+        unloaded, job.params, search=job.search, file_columns=job.options.inputs.file_column_names
     )
     check_kind(job, step)
     load_schemas(job.options.failures.expect, job.search)

@@ -81,8 +81,8 @@ def jobs_to_update(dataset: str, *, deep: bool = False, **changes: Any) -> Itera
     Raises the errors of `recorded_job`.
     """
     place = absolute(dataset)
-    for one in upstream_first(place) if deep else [place]:
-        with recorded_job(one, **(changes if one == place else {})) as job:
+    for updated in upstream_first(place) if deep else [place]:
+        with recorded_job(updated, **(changes if updated == place else {})) as job:
             yield job
 
 

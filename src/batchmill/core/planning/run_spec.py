@@ -195,8 +195,8 @@ def _planned_rows(pending: pa.Table, manifest: Manifest) -> pa.Table:
     if pending["companions"].null_count < len(pending):
         table = table.append_column("companions", pending["companions"])
     if manifest.companions:
-        found = manifest.companions.items()
-        files = {name: take(seen, positions).to_struct_array() for name, seen in found}
+        companions = manifest.companions.items()
+        files = {name: take(seen, positions).to_struct_array() for name, seen in companions}
         table = table.append_column(_COMPANIONS, pa.table(files).to_struct_array())
     table = table.append_column("input_id", pa.array([input_id(name) for name in names]))
     if manifest.manifest_columns.num_columns:
@@ -207,8 +207,8 @@ def _planned_rows(pending: pa.Table, manifest: Manifest) -> pa.Table:
 
 def partitions_of(prepared: Prepared) -> dict[str, int]:
     """Count a manifest's inputs by partition. Empty without partitions."""
-    how, found = prepared.job.partitioning, prepared.partition
-    return count_partitions(found, how) if how and found is not None else {}
+    how, partition = prepared.job.partitioning, prepared.partition
+    return count_partitions(partition, how) if how and partition is not None else {}
 
 
 def read_spec(ledger: Ledger, run: int) -> RunSpec:
@@ -232,10 +232,10 @@ def some_inputs(ledger: Ledger, run: int, count: int) -> list[str]:
     """Return the paths or URLs of a few planned inputs whose files existed at planning."""
     root = read_spec(ledger, run).root
     for rows in PlanFile(ledger, run).streams():
-        found = rows.filter(pc.greater_equal(rows["size"], 0)).select(["input", "etag"])
-        if len(found):
-            step = -(-len(found) // count)
-            chosen = zip(*(column.to_pylist()[::step] for column in found.columns), strict=True)
+        existing = rows.filter(pc.greater_equal(rows["size"], 0)).select(["input", "etag"])
+        if len(existing):
+            step = -(-len(existing) // count)
+            chosen = zip(*(column.to_pylist()[::step] for column in existing.columns), strict=True)
             packs = {name: parse_address(etag or "") for name, etag in chosen}
             return [join(root, place.pack if place else name) for name, place in packs.items()]
     return []
@@ -254,8 +254,8 @@ def input_places(spec: RunSpec, names: pa.Array) -> pa.Array:
     source = Ledger(open_store(spec.root))
     if PACKS not in source.store.names(""):
         return names
-    versions = (one for one in source.snapshots.versions() if one.number == spec.source_version)
-    version = next(versions, None)
+    versions = {snapshot.number: snapshot for snapshot in source.snapshots.versions()}
+    version = versions.get(spec.source_version)
     state = source.read_state(version) if version else source.state()
     return pc.coalesce(addresses_of(names, state.records(["outputs"])), names)
 
@@ -269,14 +269,14 @@ def carried_rows(inputs: pa.Table) -> list[dict[str, Any]]:
 
 def companions_of(inputs: pa.Table) -> Iterator[dict[str, SeenFile | None]]:
     """Yield the companions of each input by column, as they were when the run was planned."""
-    found: dict[str, pa.Table] = {}
+    tables: dict[str, pa.Table] = {}
     if _COMPANIONS in inputs.column_names:
         columns = inputs[_COMPANIONS].combine_chunks()
-        found = {
-            field.name: pa.Table.from_struct_array(columns.field(field.name))
-            for field in columns.type
+        tables = {
+            column.name: pa.Table.from_struct_array(columns.field(column.name))
+            for column in columns.type
         }
-    return companion_rows(found, len(inputs))
+    return companion_rows(tables, len(inputs))
 
 
 def companion_digests(inputs: pa.Table) -> list[str | None]:
