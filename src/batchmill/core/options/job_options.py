@@ -164,9 +164,8 @@ class RunOptions(Options):
     affect them. Only inputs that did not change are kept."""
     verify_change: int = Field(default=0, ge=0, title="Verify the changed code")
     """If the step's code changed, or a library that counts, execute a random sample of this number
-    of inputs. If all
-    results are equal, keep the outputs of all inputs that did not change, for example 300. 0:
-    execute all inputs."""
+    of inputs. If all results are equal, keep the outputs of all inputs that did not change, for
+    example 300. 0: execute all inputs."""
     libraries: Literal["note", "count"] = Field(default="note", title="Changed libraries")
     """If a library of the step has another version than the results: note says so, and keeps them;
     count treats it as a change of the code."""

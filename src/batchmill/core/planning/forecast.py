@@ -212,7 +212,7 @@ def _classes(sizes: NDArray[np.int64], records: pa.Table) -> _Classes:
     values = np.stack(
         [
             records["seconds"].to_numpy(),
-            (np.array(records["outcome"].to_pylist()) != "ok").astype(float),
+            (np.array(records["outcome"].to_pylist()) != OK).astype(float),
             written_bytes(records["outputs"]).astype(float),
             np.array([len(json.loads(text)) for text in records["rows"].to_pylist()], float),
         ]

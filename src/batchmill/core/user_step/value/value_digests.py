@@ -181,20 +181,20 @@ class _Walk:
         if kind.__name__ == "Decorator" and kind.__module__.startswith("pydantic."):
             # It contains an address. Its function is a member of the model.
             return [kind.__name__, self._token(value.info, path)]
-        fingerprint = getattr(type(value), "__fingerprint__", None)
+        fingerprint = getattr(kind, "__fingerprint__", None)
         if fingerprint:
-            return [self._token(type(value), path), str(fingerprint(value))]
+            return [self._token(kind, path), str(fingerprint(value))]
         torch = sys.modules.get("torch")
         if torch and isinstance(value, torch.Tensor) and value.layout is torch.strided:
             # The pickle of a tensor contains an address of this process.
-            return [type(value).__name__, *_tensor_parts(value)]
+            return [kind.__name__, *_tensor_parts(value)]
         try:
             # The parts that pickle would send to another process.
-            reducer = copyreg.dispatch_table.get(type(value))
+            reducer = copyreg.dispatch_table.get(kind)
             reduced = reducer(value) if reducer else value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             raise StepError(
-                f"step {self._label}: {' > '.join(path)} is or contains a {type(value).__name__}, "
+                f"step {self._label}: {' > '.join(path)} is or contains a {kind.__name__}, "
                 f"which cannot be compared between runs. {_REMEDY}"
             ) from error
         if isinstance(reduced, str):
