@@ -155,15 +155,15 @@ def part_of_long(items, number, count):
 
 @pytest.fixture(autouse=True)
 def leave_no_trace(tmp_path_factory):
-    """Restore the working directory and `sys.path`; unload modules that the test wrote.
+    """Restore the working directory and `sys.path`; unload the steps that the test imported.
 
-    The next test may write another module of the same name.
+    The next test may import another module of the same name.
     """
     path, folder, modules = list(sys.path), Path.cwd(), set(sys.modules)
     yield
     os.chdir(folder)
     sys.path[:] = path
-    made = str(tmp_path_factory.getbasetemp())
+    folders = str(tmp_path_factory.getbasetemp()), str(ROOT / "examples")
     new = {name: sys.modules[name] for name in set(sys.modules) - modules}
     # A package without __init__.py has no file. Its path is found with the help of its parent.
     places = {
@@ -171,7 +171,7 @@ def leave_no_trace(tmp_path_factory):
         for name, module in new.items()
     }
     for name, found in places.items():
-        if any(place and str(place).startswith(made) for place in found):
+        if any(str(place).startswith(folders) for place in found):
             del sys.modules[name]
 
 
