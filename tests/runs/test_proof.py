@@ -55,6 +55,9 @@ def labelled(source, row):
     yield {"text": text, "years": row["age"] * 2, "when": {text: row["age"]}}
     yield {"text": text, "label": "another"}  # Replaces the manifest's value.
 
+def sited(source):
+    return {} if source.name == "01.txt" else {"site": "own"}
+
 def typed(source, row):
     when = row["day"].year, row["at"].hour, row["price"].as_tuple().exponent
     return {"when": list(when), "size": repr(row["size"])}
@@ -216,6 +219,15 @@ def test_a_row_that_was_changed_together_with_the_hash_of_the_table_is_found(mod
     proof = prove_one()
     assert proof.differences == ["01.txt: letter: t in its record, X in the table"]
     assert proof.counts == {"letter": 1}
+
+
+def test_a_column_of_the_step_that_the_manifest_has_later_is_no_difference(module):
+    Path("m.csv").write_text("input\nin/01.txt\n")
+    run_job("m.csv", f"{module}:sited", "out")
+    Path("m.csv").write_text("input,site\nin/01.txt,meadow\nin/02.txt,forest\n")
+    run_job("m.csv", f"{module}:sited", "out")
+    assert batchmill.metadata("out")["site"].tolist() == ["meadow", "own"]
+    assert prove_one().is_equal
 
 
 @pytest.mark.parametrize("change", ["code", "gone"])

@@ -62,7 +62,7 @@ class FlowObserver(RunObserver):
         job = run.prepared.job
         self._dataset, self._run, self._policy = job.output, run.number, job.options.failures
         self._progress_artifact, self._failures_artifact = LiveArtifact(), LiveArtifact()
-        self._sent_failures = 0
+        self._sent_failures: set[str] = set()
         self.metrics = RunMetrics(job.output, job.step)
         self.metrics.pending(run.pending)
         inputs = len(run.prepared.manifest)
@@ -84,10 +84,12 @@ class FlowObserver(RunObserver):
 
     def show(self, progress: Progress) -> None:
         """Log and send the new failures, and update the artifacts that have changed."""
-        for failure in progress.failures[self._sent_failures :]:
+        for failure in progress.failures:
+            if failure.input in self._sent_failures:
+                continue
+            self._sent_failures.add(failure.input)
             get_run_logger().error("%s: %s: %s", failure.input, failure.outcome, failure.reason)
             self._emit("batchmill.input.failed", failure._asdict())
-        self._sent_failures = len(progress.failures)
         share = 100.0 * progress.done / progress.total if progress.total else 100.0
         failed = f", {progress.failed:,} not ok" if progress.failed else ""
         artifact = ProgressArtifact(
