@@ -19,7 +19,9 @@ from pages import ROOT, SiteError, check_navigation, lay_out
 
 HERE = Path(__file__).parent
 ASSETS = ("site.css", "iframe-worker.js")
-REFERENCE = tuple(f"reference/{name}.md" for name in ("commands", "flows", "blocks", "python"))
+REFERENCE = tuple(
+    f"reference/{name}.md" for name in ("commands", "flows", "blocks", "python", "tests")
+)
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -64,9 +66,12 @@ def _write_reference(pages: Path) -> None:
     # Importing Prefect takes seconds. Faults in the pages are reported before that.
     from python_api import python_api
     from reference import blocks, commands, flows
+    from tests_page import tests_page
 
     (pages / "reference").mkdir(exist_ok=True)
-    for place, make in zip(REFERENCE, (commands, flows, blocks, python_api), strict=True):
+    for place, make in zip(
+        REFERENCE, (commands, flows, blocks, python_api, tests_page), strict=True
+    ):
         (pages / place).write_text(make(), encoding="utf-8")
 
 

@@ -199,3 +199,23 @@ def test_run_in_python_raises_errors_before_execution(words, work, monkeypatch):
             batchmill.run(manifest, step, "out", params=params)
         assert caught.type is error
         assert not (work / "out").exists()
+
+
+CRASH = """
+import os
+
+def step(source):
+    if source.name == "b.txt":
+        os.kill(os.getpid(), 11)
+    return {"word": source.read_text()}
+"""
+
+
+@pytest.mark.journey
+def test_a_run_on_ray_writes_the_same_tables(shell, words, work):
+    (work / "crash.py").write_text(CRASH)
+    for output, *ray in (["local"], ["ray", "--ray", "local"]):
+        code, summary = shell.json("run", words, "--step", "crash:step", "-o", output, *ray)
+        assert (code, summary["outcomes"]) == (1, {"ok": 4, "crashed": 1})
+    for name in ("metadata.parquet", "metadata.csv"):
+        assert (work / "local" / name).read_bytes() == (work / "ray" / name).read_bytes(), name

@@ -1,4 +1,4 @@
-"""What a flow run shows while its inputs are executed."""
+"""The log of a flow run while its inputs are executed."""
 
 from types import SimpleNamespace
 

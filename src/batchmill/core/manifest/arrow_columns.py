@@ -93,7 +93,7 @@ def _with_nulls(value: Any) -> Any:
         keys = (key.decode("utf-8", "replace") if isinstance(key, bytes) else key for key in value)
         return dict(zip(keys, map(_with_nulls, value.values()), strict=True))
     if isinstance(value, list | tuple):
-        return [_with_nulls(one) for one in value]
+        return [_with_nulls(item) for item in value]
     return None if is_missing(value) or value is pd.NaT else value
 
 

@@ -118,12 +118,12 @@ def resolve_names(
     for index in np.flatnonzero(odd.to_numpy(zero_copy_only=False)).tolist():
         value = names[index].as_py()
         if value.strip() or may_be_blank:  # A file in a folder may be named " ".
-            found = _resolve(value, root, confined=confined)
+            resolution = _resolve(value, root, confined=confined)
         else:
-            found = _Resolved(fault=_empty_cell(str(values.name)))
-        if found.fault:
-            faults[index] = found.fault
-        resolved.append(found)
+            resolution = _Resolved(fault=_empty_cell(str(values.name)))
+        if resolution.fault:
+            faults[index] = resolution.fault
+        resolved.append(resolution)
     places = pc.replace_with_mask(names, odd, pa.array([r.place for r in resolved], pa.string()))
     names = pc.replace_with_mask(names, odd, pa.array([r.name for r in resolved], pa.string()))
     if confined and not is_url(root):

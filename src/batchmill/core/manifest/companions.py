@@ -41,9 +41,9 @@ def check_companions(
     tables = {}
     for column in columns:
         if column not in source.frame.columns:
-            found = ", ".join(repr(str(name)) for name in source.frame.columns)
+            known = ", ".join(repr(str(name)) for name in source.frame.columns)
             faults.append(
-                f"no column {column!r} (found: {found}). Rename the column, or correct "
+                f"no column {column!r} (found: {known}). Rename the column, or correct "
                 "--file-columns."
             )
             continue

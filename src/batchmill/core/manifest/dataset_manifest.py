@@ -63,12 +63,12 @@ def read_dataset(place: str, pattern: str, wanted: str = "") -> Source:
         return version.number, ledger.read_table(version)
 
     snapshots = ledger.snapshots
-    found = read(snapshots.find(wanted)) if wanted else snapshots.read_last(read)
-    if found is None:
+    last = read(snapshots.find(wanted)) if wanted else snapshots.read_last(read)
+    if last is None:
         raise ManifestError(
             place, ["is a dataset without tables yet. Complete a run that writes it first."]
         )
-    number, table = found
+    number, table = last
     frame = read_parquet(place, table).frame
     packed = _take_packed(frame, table)
     if MADE_FROM in frame.columns:
@@ -99,7 +99,7 @@ def read_dataset(place: str, pattern: str, wanted: str = "") -> Source:
 
 def _take_packed(frame: pd.DataFrame, table: pa.Buffer) -> dict[str, FileStat]:
     """Remove the columns with the addresses of files in packs. Return what is known of them."""
-    found = {}
+    packed = {}
     packs = TableMetadata.of(pq.read_schema(pa.BufferReader(table))).packs
     for name, column in packs.items():
         if not column:
@@ -110,8 +110,8 @@ def _take_packed(frame: pd.DataFrame, table: pa.Buffer) -> dict[str, FileStat]:
             place = parse_address(address)
             if place:
                 # The content of an address never changes, so it is an ETag.
-                found[file] = FileStat(place.size, 0, address)
-    return found
+                packed[file] = FileStat(place.size, 0, address)
+    return packed
 
 
 def _first_inputs(frame: pd.DataFrame) -> pd.Series:

@@ -85,8 +85,8 @@ def type_columns(frame: pd.DataFrame, leave: Collection[str]) -> pd.DataFrame:
     typed = {}
     for name in frame.columns:
         texts = pa.table({"texts": frame[name]})["texts"].cast(pa.string())
-        found = texts if name in leave else _typed(texts)
-        typed[name] = pd.Series(found, dtype=pd.ArrowDtype(found.type))
+        column = texts if name in leave else _typed(texts)
+        typed[name] = pd.Series(column, dtype=pd.ArrowDtype(column.type))
     return pd.DataFrame(typed, index=frame.index)
 
 

@@ -39,9 +39,9 @@ def stat_files(
     """
     is_remote = np.full(len(names), is_url(root))
     is_remote = np.asarray(pc.match_substring(names, "://").fill_null(False)) | is_remote
-    found = collected(_stat_local(names, root, faults, is_remote), FILES)
+    stats = collected(_stat_local(names, root, faults, is_remote), FILES)
     if not (seen or is_remote.any()):
-        return found
+        return stats
     # All URLs are looked up in one call, because the folders of many are listed, each once.
     known: dict[int, FileStat | None] = {
         start + row: seen[name]
@@ -56,22 +56,22 @@ def stat_files(
     }
     urls = {index: place for index, place in places.items() if is_url(place)}
     known |= dict(zip(urls, _stat_urls(urls, faults), strict=True))
-    sizes, times = (found[name].to_numpy().copy() for name in ("size", "mtime_ns"))
+    sizes, times = (stats[name].to_numpy().copy() for name in ("size", "mtime_ns"))
     etags: list[str | None] = [None] * len(names)
     for index, what in known.items():
         if what is not None:
             sizes[index], times[index], etags[index] = what
-    return pa.table([found["input"], sizes, times, etags, found["ctime_ns"]], schema=FILES)
+    return pa.table([stats["input"], sizes, times, etags, stats["ctime_ns"]], schema=FILES)
 
 
 def stat_folders(names: pa.StringArray, root: str, faults: dict[int, str]) -> pa.Table:
     """Return folders as `stat_files` returns files, with `companions`: digests of their files."""
     places = [join(root, name) if name is not None else "" for name in names.to_pylist()]
-    found = in_threads(_look_into, places, remote.THREADS)
-    for index, state in enumerate(found):
+    listings = in_threads(_look_into, places, remote.THREADS)
+    for index, state in enumerate(listings):
         if isinstance(state, str):
             faults.setdefault(index, f"{names[index].as_py()!r} {state}")
-    states = [_NO_FOLDER if isinstance(state, str) else state for state in found]
+    states = [_NO_FOLDER if isinstance(state, str) else state for state in listings]
     schema = FILES.append(pa.field("companions", pa.string()))
     columns = ([getattr(state, name) for state in states] for name in schema.names[1:])
     return pa.table([names, *columns], schema=schema)

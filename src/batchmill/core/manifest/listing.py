@@ -37,19 +37,19 @@ def read_folder(path: Path, pattern: str, *, folders: bool) -> Source:
     """
     if (path / LEDGER_FOLDER).is_dir():
         return read_dataset(os.path.abspath(path), pattern)
-    found = _folders_in(path) if folders else _files_below(path)
-    names = (name for name in found if fits(name, pattern))
+    paths = _folders_in(path) if folders else _files_below(path)
+    names = (name for name in paths if fits(name, pattern))
     nothing = f"no {'folder' if folders else 'file'} in it matches {pattern!r}"
     return _listed(str(path), os.path.abspath(path), names, nothing)
 
 
-def read_prefix(url: str, pattern: str, found: pa.Table, *, folders: bool) -> Source:
+def read_prefix(url: str, pattern: str, objects: pa.Table, *, folders: bool) -> Source:
     """List the files below a URL, or the folders directly below it.
 
     Args:
         url: The bucket prefix. If it is a dataset, its outputs are listed.
         pattern: The pattern that a file's relative path or name must match.
-        found: The result of `find_table`.
+        objects: The result of `find_table`.
         folders: True to list folders. Hidden folders and datasets are left out.
 
     Returns:
@@ -59,13 +59,13 @@ def read_prefix(url: str, pattern: str, found: pa.Table, *, folders: bool) -> So
         StoreError: The store cannot be read.
     """
     url = url.rstrip("/")
-    datasets = _datasets_in(found["name"])
+    datasets = _datasets_in(objects["name"])
     if "" in datasets:
         return read_dataset(url, pattern)
     if not folders:
         nothing = f"no file in it matches {pattern!r}"
-        return _listed_objects(url, url, found, pattern, datasets, nothing)
-    within = found["name"].filter(pc.match_substring(found["name"], "/"))
+        return _listed_objects(url, url, objects, pattern, datasets, nothing)
+    within = objects["name"].filter(pc.match_substring(objects["name"], "/"))
     tops = pc.unique(pc.replace_substring_regex(within, "/.*", "")).to_pylist()
     names = [
         name
@@ -96,8 +96,8 @@ def read_url_glob(url: str, pattern: str) -> Source:
     marks = [f"{start}{top}/{FORMAT}" if top else f"{start}{FORMAT}" for top in tops]
     datasets = {top for top, mark in zip(tops, remote.stat_many(marks), strict=True) if mark}
     rows = [{"name": name, **stat._asdict()} for name, stat in seen.items()]
-    found = pa.Table.from_pylist(rows, FOUND)
-    return _listed_objects(url, folder, found, pattern, datasets, "no file matches it")
+    objects = pa.Table.from_pylist(rows, FOUND)
+    return _listed_objects(url, folder, objects, pattern, datasets, "no file matches it")
 
 
 def _datasets_in(names: pa.ChunkedArray) -> set[str]:
@@ -110,26 +110,26 @@ def _datasets_in(names: pa.ChunkedArray) -> set[str]:
 
 
 def _listed_objects(
-    name: str, url: str, found: pa.Table, pattern: str, datasets: Collection[str], nothing: str
+    name: str, url: str, objects: pa.Table, pattern: str, datasets: Collection[str], nothing: str
 ) -> Source:
     """Return a listing of objects, without hidden ones and those in the folders of datasets."""
-    is_hidden = pc.match_substring_regex(found["name"], r"(^|/)\.")
+    is_hidden = pc.match_substring_regex(objects["name"], r"(^|/)\.")
     for folder in datasets:
-        inside = pc.starts_with(found["name"], f"{folder}/" if folder else "")
+        inside = pc.starts_with(objects["name"], f"{folder}/" if folder else "")
         is_hidden = pc.or_(is_hidden, inside)
     if pattern != "*":
-        fitting = (fits(name.as_py(), pattern) for name in found["name"])
+        fitting = (fits(name.as_py(), pattern) for name in objects["name"])
         is_hidden = pc.or_(is_hidden, pc.invert(pa.array(fitting, pa.bool_())))
-    found = select(found, pc.invert(is_hidden))
+    objects = select(objects, pc.invert(is_hidden))
     # The full URL is the name of an object whose name looks like a local path or another URL.
-    names = found["name"]
+    names = objects["name"]
     may_be = pc.or_(pc.starts_with(names, "/"), pc.match_substring(names, "://"))
     if pc.any(may_be).as_py():
         names = (
             f"{url}/{name}" if name.startswith("/") or is_url(name) else name
             for name in names.to_pylist()
         )
-    return _listed(name, url, names, nothing, found)
+    return _listed(name, url, names, nothing, objects)
 
 
 def read_glob(path: str, pattern: str, *, folders: bool = False) -> Source:
@@ -150,14 +150,14 @@ def read_glob(path: str, pattern: str, *, folders: bool = False) -> Source:
             break
         fixed /= plain
     _in_dataset.cache_clear()
-    found = (
+    paths = (
         Path(name).relative_to(fixed).as_posix()
         for name in glob.iglob(path, recursive=True)
         if (os.path.isdir(name) if folders else os.path.isfile(name) or not os.path.exists(name))
         and not _in_dataset(os.path.abspath(name if folders else os.path.dirname(name)))
     )
     # With several `**`, `iglob` finds a file more than once.
-    names = sorted({name for name in found if fits(name, pattern)})
+    names = sorted({name for name in paths if fits(name, pattern)})
     nothing = f"no {'folder' if folders else 'file'} matches it"
     return _listed(path, os.path.abspath(fixed), names, nothing)
 
@@ -216,13 +216,13 @@ def _files_below(folder: Path) -> Iterator[str]:
             continue
         try:
             with os.scandir(folder / relative) as entries:
-                found = [entry for entry in entries if not entry.name.startswith(".")]
+                visible = [entry for entry in entries if not entry.name.startswith(".")]
         except FileNotFoundError:
             if not relative:
                 raise
             continue  # The folder was removed or renamed after it was listed.
         names = []
-        for entry in found:
+        for entry in visible:
             name = f"{relative}{entry.name}"
             if entry.is_dir(follow_symlinks=False):
                 if not os.path.isdir(os.path.join(entry.path, LEDGER_FOLDER)):

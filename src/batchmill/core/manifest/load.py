@@ -125,13 +125,13 @@ def _check_columns(table: Source, column: str, *, may_be_empty: bool) -> list[st
 
 def _missing_input_column(table: Source, column: str) -> str:
     names = table.frame.columns
-    found = ", ".join(repr(str(name)) for name in names) or "none"
+    known = ", ".join(repr(str(name)) for name in names) or "none"
     remedy = "Rename the column, or name yours with --input-column."
     if table.form == "text":
         remedy = f"Line 1 is the header. {remedy}"
-    if len(names) == 1 and any(sign in found for sign in ";|"):
+    if len(names) == 1 and any(sign in known for sign in ";|"):
         remedy = "Separate the fields with commas (.csv) or tabs (.tsv)."
-    return f"no column {column!r} (found: {found}). {remedy}"
+    return f"no column {column!r} (found: {known}). {remedy}"
 
 
 def _resolve_root(table: Source, root: str | os.PathLike[str] | None, faults: list[str]) -> str:
@@ -172,12 +172,12 @@ def _with_companions(inputs: pa.Table, companions: Mapping[str, pa.Table]) -> pa
     own, rows = inputs["companions"].to_pylist(), companion_rows(companions, len(inputs))
     pairs = zip(own, map(digest_of_files, rows), strict=True)
     digests = pa.array([joint_digest(*pair) for pair in pairs], pa.string())
-    found = with_column(inputs, "companions", digests)
+    table = with_column(inputs, "companions", digests)
     is_missing = lack_companions(companions)
     state = {"size": MISSING_SIZE, "mtime_ns": 0, "etag": None, "ctime_ns": None}
     for name, value in state.items():
-        found = with_column(found, name, pc.if_else(is_missing, value, found[name]))
-    return found
+        table = with_column(table, name, pc.if_else(is_missing, value, table[name]))
+    return table
 
 
 def _without_young_files(manifest: Manifest, min_age: float, *, may_be_empty: bool) -> Manifest:

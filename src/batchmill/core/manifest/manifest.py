@@ -75,11 +75,11 @@ class Manifest:
     def missing_files(self, names: pa.ChunkedArray) -> list[str]:
         """Return the file that each missing input lacks: a companion, or the input itself."""
         row = pc.index_in(names, value_set=self.inputs["input"])
-        found = names
+        files = names
         for table in self.companions.values():
             is_missing = pc.equal(table["size"], MISSING_SIZE).fill_null(False)
-            found = pc.if_else(is_missing.take(row), table["input"].take(row), found)
-        return [str(file) for file in found.to_pylist()]
+            files = pc.if_else(is_missing.take(row), table["input"].take(row), files)
+        return [str(file) for file in files.to_pylist()]
 
     def manifest_rows(self) -> list[dict[str, Any]]:
         """Return the other columns of each input as plain values."""

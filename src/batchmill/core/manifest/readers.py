@@ -94,9 +94,9 @@ def _read_path(text: str, pattern: str, *, folders: bool) -> Source:
             str(error.filename or text),
             [f"cannot be read: {error.strerror}. Check the path and its permissions."],
         ) from error
-    found = read_version(text, pattern)
-    if found:
-        return found
+    version = read_version(text, pattern)
+    if version:
+        return version
     if listing.is_glob(text):
         return listing.read_glob(text, pattern, folders=folders)
     searched = "" if path.is_absolute() else f" (looked in {os.getcwd()})"
@@ -112,14 +112,14 @@ def _read_url(url: str, pattern: str, *, may_be_empty: bool, folders: bool) -> S
         content = if_exists(remote.read, url) if is_table else None
         if content:  # In Azure, a folder may be an empty file.
             return _read_file(url, lambda: content)
-        found = remote.find_table(url)
-        if not len(found):
+        objects = remote.find_table(url)
+        if not len(objects):
             other = _read_other_url(url, pattern, folders=folders)
             if other:
                 return other
             if not may_be_empty:
                 raise ManifestError(url, ["no such file, and no files below it. Check the URL."])
-        return listing.read_prefix(url, pattern, found, folders=folders)
+        return listing.read_prefix(url, pattern, objects, folders=folders)
     except StoreError as error:
         raise ManifestError(error.path, [error.reason]) from error
 

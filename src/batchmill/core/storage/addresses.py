@@ -139,11 +139,11 @@ class PackedFiles:
                 except StoreError:
                     return None
                 self._moved[place.pack] = moved
-            found = moved.get(str(place.offset))
-            if found and found[0] not in lengths:
-                lengths |= self._lengths({found[0]})
-            if found and lengths[found[0]] is not None:
-                return Address(found[0], found[1], place.size)
+            place_now = moved.get(str(place.offset))
+            if place_now and place_now[0] not in lengths:
+                lengths |= self._lengths({place_now[0]})
+            if place_now and lengths[place_now[0]] is not None:
+                return Address(place_now[0], place_now[1], place.size)
             # A run has written the new pack again, too. Another thread may have seen it already.
             self._moved.pop(place.pack, None)
         return None

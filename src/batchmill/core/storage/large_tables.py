@@ -59,14 +59,14 @@ def kept(tables: Iterable[pa.Table]) -> list[pa.Table]:
     Raises:
         StoreError: The temporary folder is full.
     """
-    found: list[pa.Table] = []
+    held: list[pa.Table] = []
     size, rest = 0, iter(tables)
     for table in rest:
-        found.append(table)
+        held.append(table)
         size += table.nbytes
         if size > MAPPED_BYTES:
-            return _mapped(found, rest)
-    return found
+            return _mapped(held, rest)
+    return held
 
 
 def _mapped(first: list[pa.Table], rest: Iterable[pa.Table]) -> list[pa.Table]:
@@ -78,7 +78,7 @@ def _mapped(first: list[pa.Table], rest: Iterable[pa.Table]) -> list[pa.Table]:
                 ends.append(_write(file, first.pop(0)))
             ends.extend(_write(file, table) for table in rest)
             file.flush()
-            found = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     except OSError as error:
         raise StoreError(
             folder,
@@ -87,8 +87,8 @@ def _mapped(first: list[pa.Table], rest: Iterable[pa.Table]) -> list[pa.Table]:
             general=True,
         ) from error
     _release_memory()
-    _maps.append(ref(found, _maps.remove))
-    content = pa.py_buffer(found)
+    _maps.append(ref(mapped, _maps.remove))
+    content = pa.py_buffer(mapped)
     parts = [content.slice(start, end - start) for start, end in pairwise(ends)]
     return [pa.ipc.open_stream(part).read_all() for part in parts]
 
@@ -161,13 +161,13 @@ def _taken(
     number = np.searchsorted(starts, wanted, side="right") - 1
     order = np.argsort(number, kind="stable")
     numbers, first = np.unique(number[order], return_index=True)
-    found = [
-        batches[one].take(pa.array(wanted[own] - starts[one]))
-        for one, own in zip(numbers, np.split(order, first[1:]), strict=len(numbers) > 0)
+    pieces = [
+        batches[batch].take(pa.array(wanted[places] - starts[batch]))
+        for batch, places in zip(numbers, np.split(order, first[1:]), strict=len(numbers) > 0)
     ]
     place = np.full(len(rows), -1)
     place[np.flatnonzero(np.asarray(rows.is_valid()))[order]] = np.arange(len(order))
-    joined = pa.Table.from_batches(found, schema).combine_chunks()
+    joined = pa.Table.from_batches(pieces, schema).combine_chunks()
     return joined.take(pa.array(place, mask=place < 0))
 
 

@@ -26,12 +26,12 @@ def rows_of(names: Column, values: Column) -> pa.Array:
         part = names.slice(start, SLICE_ROWS)
         wanted = _hashes(part)
         place = np.minimum(_search(hashes, wanted), len(hashes) - 1)
-        found = np.flatnonzero(hashes[place] == wanted)
-        row = order[place[found]]
-        is_equal = pc.equal(take_values(values, row), part.take(pa.array(found)))
+        matches = np.flatnonzero(hashes[place] == wanted)
+        row = order[place[matches]]
+        is_equal = pc.equal(take_values(values, row), part.take(pa.array(matches)))
         is_equal = np.asarray(is_equal.fill_null(False))
-        rows[start + found[is_equal]] = row[is_equal]
-        unclear += (start + found[~is_equal]).tolist()
+        rows[start + matches[is_equal]] = row[is_equal]
+        unclear += (start + matches[~is_equal]).tolist()
     if unclear:  # Different names have the same hash.
         _search_exactly(names, values, np.array(unclear), rows)
     return pa.array(rows, mask=rows < 0)
@@ -49,9 +49,9 @@ def _search_exactly(names: Column, values: Column, unclear: np.ndarray, rows: np
     few = names.take(pa.array(unclear))
     texts = few.combine_chunks() if isinstance(few, pa.ChunkedArray) else few
     # `values` is long, so it is searched for the few names, and not the other way round.
-    found = pa.array(np.flatnonzero(np.asarray(pc.is_in(values, value_set=texts))))
-    first = pc.index_in(texts, value_set=values.take(found))
-    rows[unclear] = found.take(first).fill_null(-1).to_numpy()
+    candidates = pa.array(np.flatnonzero(np.asarray(pc.is_in(values, value_set=texts))))
+    first = pc.index_in(texts, value_set=values.take(candidates))
+    rows[unclear] = candidates.take(first).fill_null(-1).to_numpy()
 
 
 def repeated(names: Column) -> tuple[np.ndarray, np.ndarray]:

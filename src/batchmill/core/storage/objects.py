@@ -65,13 +65,13 @@ class ObjectStore(Store):
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder in sorted order."""
         listed, change = self._listed, self._changes.get(folder)
-        found = listed.get(folder) if listed else None
-        if found is None:
-            found = remote.names(self.url_of(folder))
+        names = listed.get(folder) if listed else None
+        if names is None:
+            names = remote.names(self.url_of(folder))
             # Another thread may have changed the folder since the store has listed it.
             if listed is not None and change is self._changes.get(folder):
-                listed[folder] = found
-        return list(found)
+                listed[folder] = names
+        return list(names)
 
     @contextmanager
     def keeping_listings(self) -> Iterator[None]:
@@ -104,8 +104,8 @@ class ObjectStore(Store):
     def file_sizes(self, names: Sequence[str]) -> Iterable[int | None]:
         """Return the size of each file outside packs in bytes, None if there is no file."""
         if len(names) > remote.FEW and all(name.startswith(f"{FILES}/") for name in names):
-            found = remote.find(self.url_of(FILES))
-            seen = [found.get(name.removeprefix(f"{FILES}/")) for name in names]
+            files = remote.find(self.url_of(FILES))
+            seen = [files.get(name.removeprefix(f"{FILES}/")) for name in names]
         else:
             seen = remote.stat_many([self.url_of(name) for name in names])
         return [None if file is None else file.size for file in seen]

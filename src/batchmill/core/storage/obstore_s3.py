@@ -199,11 +199,11 @@ def _open_store(bucket: str, settings: S3Settings) -> "S3Store | None":
         return None
 
     def current_credentials() -> "S3Credential":
-        found = _call_again(settings.credentials.get_frozen_credentials)
+        current = _call_again(settings.credentials.get_frozen_credentials)
         return {
-            "access_key_id": found.access_key,
-            "secret_access_key": found.secret_key,
-            "token": found.token,
+            "access_key_id": current.access_key,
+            "secret_access_key": current.secret_key,
+            "token": current.token,
             "expires_at": datetime.now(UTC) + _CREDENTIALS_LIFE,
         }
 

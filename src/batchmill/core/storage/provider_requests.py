@@ -117,11 +117,11 @@ def list_entries(files: Any, path: str, *, deep: bool) -> Iterable[dict[str, Any
     if _is_s3(files):
         return _list_s3(files, path, "" if deep else "/")
     list_all = files.find if deep else files.ls
-    found: Any = list_all(path, detail=True)
-    if isinstance(found, dict):
-        return found.values()
+    entries: Any = list_all(path, detail=True)
+    if isinstance(entries, dict):
+        return entries.values()
     # adlfs returns a list if the path itself is a file.
-    return [] if deep else list(found)
+    return [] if deep else list(entries)
 
 
 def _list_s3(files: Any, path: str, delimiter: str) -> Iterator[dict[str, Any]]:
@@ -178,8 +178,8 @@ def abort_uploads(files: Any, path: str, names: Collection[str]) -> None:
         answer = files.call_s3("list_multipart_uploads", **request, **files.req_kw)
         for upload in answer.get("Uploads", ()):
             if upload["Key"].removeprefix(start).partition("/")[0] in names:
-                one = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
-                files.call_s3("abort_multipart_upload", **one, **files.req_kw)
+                ended = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+                files.call_s3("abort_multipart_upload", **ended, **files.req_kw)
         if not answer.get("IsTruncated"):
             return
         request["KeyMarker"] = answer["NextKeyMarker"]

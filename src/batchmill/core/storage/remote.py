@@ -142,12 +142,12 @@ def glob(pattern: str) -> dict[str, FileStat]:
     # A library may have another name for the scheme: for adlfs, az:// is abfs://.
     root = "/".join(pattern.split("/", 3)[:3])
     with connected(pattern) as (files, path), connected(root) as (_, start):
-        found = files.glob(path, detail=True)
+        entries = files.glob(path, detail=True)
         # For some libraries, the path of the root itself is empty or "/".
         start = start.rstrip("/")
         return {
             f"{root}/{name.removeprefix(start).removeprefix('/')}": _seen(details)
-            for name, details in sorted(found.items())
+            for name, details in sorted(entries.items())
             if details.get("type") == "file"
         }
 

@@ -92,11 +92,11 @@ def fetch_head(url: str, path: str) -> Fingerprint:
             # It has become empty, and stores reject each range of an empty file.
             return fetch_planned(url, path, remote.FileStat(0, 0, None))
     else:
-        found = remote.stat(url)
-        if found is None:
+        known = remote.stat(url)
+        if known is None:
             with converting_errors(url):
                 raise FileNotFoundError("there is no such file")
-        seen = Fingerprint(found.size, found.mtime_ns, "", found.etag)
+        seen = Fingerprint(known.size, known.mtime_ns, "", known.etag)
         # Stores reject each range of an empty file.
         data = _read_part(url, (0, HEAD_BYTES), seen) if seen.size else b""
     Path(path).write_bytes(data)
@@ -201,8 +201,8 @@ def _chunks_of(store: "S3Store", url: str, response: "GetResult") -> Iterator[An
     def get(start: int) -> Any:
         part = (start, min(start + _PART_BYTES, size))
         try:
-            found = obstore.get(store, key_of(url), options={"range": part, "if_match": etag})
-            return found.bytes()
+            response = obstore.get(store, key_of(url), options={"range": part, "if_match": etag})
+            return response.bytes()
         except obstore.exceptions.PreconditionError as error:
             raise OSError("it changed while it was fetched") from error
 
@@ -268,6 +268,6 @@ def _converting(url: str) -> Iterator[None]:
                 forget_settings()
             elif isinstance(error, denied):
                 # The text of obstore has the answer of the server in XML.
-                found = re.search(r"<Message>(.*?)</Message>", str(error), re.DOTALL)
-                raise PermissionError(found[1] if found else str(error)) from error
+                message = re.search(r"<Message>(.*?)</Message>", str(error), re.DOTALL)
+                raise PermissionError(message[1] if message else str(error)) from error
             raise
