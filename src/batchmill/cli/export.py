@@ -53,8 +53,8 @@ def export(
         verify: Compare this export with its index. Write nothing.
     """
     if verify:
-        given = (dataset, out, to, partition, where, version, class_label)
-        if any(given) or shuffle is not None or num_workers is not None:
+        others = (dataset, out, to, partition, where, version, class_label)
+        if any(others) or shuffle is not None or num_workers is not None:
             raise OptionError("--verify takes the folder of an export, and no other argument.")
         return _verify(str(verify), json=json)
     if not (dataset and out and to):
@@ -93,18 +93,18 @@ def export(
 def _verify(place: str, *, json: bool) -> int:
     from batchmill.datasets.exporting.verify_export import find_differences
 
-    found = list(find_differences(place))
+    differences = list(find_differences(place))
     out = console()
     if json:
-        print_json([difference._asdict() for difference in found])
-        return 1 if found else 0
-    for difference in found[:_SHOWN]:
+        print_json([difference._asdict() for difference in differences])
+        return 1 if differences else 0
+    for difference in differences[:_SHOWN]:
         sample = f": {difference.sample} (of {difference.input})" if difference.sample else ""
         out.print(f"{difference.kind}: {difference.path}{sample}")
-    if len(found) > _SHOWN:
-        out.print(f"... and {len(found) - _SHOWN:,} more; --json lists all")
-    if found:
+    if len(differences) > _SHOWN:
+        out.print(f"... and {len(differences) - _SHOWN:,} more; --json lists all")
+    if differences:
         out.print("To repair it: delete these files, and run batchmill export again.")
     else:
         out.print(f"{place}: matches its index.")
-    return 1 if found else 0
+    return 1 if differences else 0

@@ -160,8 +160,8 @@ def _most_telling(lines: list[str]) -> tuple[list[str], str]:
     if len(lines) <= _SHOWN_LINES:
         return lines, ""
     for beginning, end in (("Fatal Python error", "crash"), (_STACK, "kill")):
-        found = [index for index, line in enumerate(lines) if line.startswith(beginning)]
-        if found:
-            stack = lines[found[-1] :]
+        starts = [index for index, line in enumerate(lines) if line.startswith(beginning)]
+        if starts:
+            stack = lines[starts[-1] :]
             return stack[:_SHOWN_LINES], f", the last {_SHOWN_LINES} calls before the {end}"
     return lines[-_SHOWN_LINES:], f", its last {_SHOWN_LINES} lines"

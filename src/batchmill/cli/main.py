@@ -98,9 +98,9 @@ def make_app(called: str = "") -> App:
 def _reason(error: CycloptsError) -> str:
     """Return the message of an error in the arguments, with the likely fix."""
     if isinstance(error, UnknownOptionError):
-        given = error.token.keyword or error.token.value
-        if os.path.exists(given):
-            return f"{error} To name the file: ./{given}"
+        option = error.token.keyword or error.token.value
+        if os.path.exists(option):
+            return f"{error} To name the file: ./{option}"
         if any("--param" in argument.names for argument in error.argument_collection):
             return f"{error} A parameter of the step needs --param NAME=VALUE."
     if not isinstance(error, UnusedCliTokensError):

@@ -126,9 +126,9 @@ class ClusterOptions:
         return make_cluster(self.ray or None, runtime_env, amounts)
 
 
-def check_given(hint: str = "", /, **given: object) -> None:
+def check_given(hint: str = "", /, **values: object) -> None:
     """Raise OptionError that names the missing options, followed by a hint."""
     names = {"manifest": "MANIFEST"}
-    missing = [names.get(name, f"--{name}") for name, value in given.items() if not value]
+    missing = [names.get(name, f"--{name}") for name, value in values.items() if not value]
     if missing:
         raise OptionError(f"missing: {', '.join(missing)}. {hint}".rstrip())

@@ -92,7 +92,7 @@ def _as_json(planned: PlanResult) -> dict[str, object]:
         **planned.counts,
         "too_young": len(prepared.manifest.too_young),
         "step_changes": list(prepared.step_changes),
-        "library_changes": [asdict(one) for one in prepared.library_changes],
+        "library_changes": [asdict(change) for change in prepared.library_changes],
         **partitions_as_json(prepared),
         "shards": planned.shards,
         "batch_size": planned.batch_size,
@@ -105,10 +105,10 @@ def _as_json(planned: PlanResult) -> dict[str, object]:
 
 def partitions_as_json(prepared: Prepared) -> dict[str, object]:
     """Return the inputs per partition and stratum, and warnings. Empty without partitions."""
-    how, groups, found = prepared.job.partitioning, prepared.manifest.groups, prepared.partition
-    if how is None or groups is None or found is None:
+    how, groups, assigned = prepared.job.partitioning, prepared.manifest.groups, prepared.partition
+    if how is None or groups is None or assigned is None:
         return {}
-    strata = count_strata(found, groups, how)
+    strata = count_strata(assigned, groups, how)
     counts = partitions_of(prepared)
     return {
         "partitions": counts,

@@ -56,9 +56,9 @@ def review(
         if file and not file.parent.is_dir():
             raise OptionError(f"{option} {file}: there is no folder {file.parent}. Create it.")
     if python:
-        own = iter(sys.argv[1:])
-        command = [one for one in own if not (one == "--python" and next(own))]
-        command = [one for one in command if not one.startswith("--python=")]
+        words = iter(sys.argv[1:])
+        command = [word for word in words if not (word == "--python" and next(words))]
+        command = [word for word in command if not word.startswith("--python=")]
         try:
             return subprocess.run([python, "-m", "batchmill", *command], check=False).returncode
         except OSError as error:
@@ -66,7 +66,7 @@ def review(
     from batchmill.runs import review as reviews  # Imports torch.
 
     messages = console(stderr=True, quiet=json)
-    found = reviews.review(
+    result = reviews.review(
         absolute(str(dataset)),
         params=parse_params(param, params),
         step=step or None,
@@ -75,11 +75,11 @@ def review(
         on_sample=lambda count: messages.print(f"Executing {counted(count, 'input')} ..."),
     )
     if html:
-        html.write_text(found.html(), "utf-8", "replace")
+        html.write_text(result.html(), "utf-8", "replace")
     if markdown:
-        markdown.write_text(found.markdown(), "utf-8", "replace")
+        markdown.write_text(result.markdown(), "utf-8", "replace")
     if json:
-        print_json(asdict(replace(found, most_changed=())))
+        print_json(asdict(replace(result, most_changed=())))
     else:
-        console().print(*found.lines(), sep="\n")
-    return 0 if found.is_equal else DIFFERENT
+        console().print(*result.lines(), sep="\n")
+    return 0 if result.is_equal else DIFFERENT

@@ -64,11 +64,11 @@ def run(
     """
     # An option with its default value is rejected as well: the saved job may have another value.
     groups = [group for name, group in options.parameters().items() if name != "run"]
-    given = (manifest, step, output, param, params, store, *(g.model_fields_set for g in groups))
+    others = (manifest, step, output, param, params, store, *(g.model_fields_set for g in groups))
     if not job:
         hint = "Give MANIFEST, --step and --output, or a saved job: --job NAME."
         check_given(hint, manifest=manifest, step=step, output=output)
-    elif any(given) or cluster != ClusterOptions():
+    elif any(others) or cluster != ClusterOptions():
         raise OptionError(
             f"--job {job}: the saved job contains all options of the job. Remove the other options "
             "(those of this run, such as --force, are allowed), or change the saved job."

@@ -85,12 +85,12 @@ def run_and_show(
         request = replace(request, verbose=verbose)
         ended = run_job(request, display)
     if json:
-        found = partitions_as_json(ended.prepared) | ended.summary.as_json()
+        document = partitions_as_json(ended.prepared) | ended.summary.as_json()
         if ended.forecast:
-            found["forecast"] = ended.forecast.as_json()
+            document["forecast"] = ended.forecast.as_json()
         if ended.prepared.change_check:
-            found["change_check"] = ended.prepared.change_check.as_json()
-        print_json(found)
+            document["change_check"] = ended.prepared.change_check.as_json()
+        print_json(document)
     else:
         with access_to(ended.access):
             _show(ended)

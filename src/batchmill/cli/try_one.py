@@ -74,10 +74,10 @@ def try_one(
     columns = parse_pairs(row, "--row", "label=dog")
     pairs = parse_pairs(file, "--file", "mask=a_mask.png")
     files = {column: str(path) for column, path in pairs.items()}
-    given = parse_params(param, params)
+    step_params = parse_params(param, params)
     with _stdout_to_stderr() if json else nullcontext():
         with _watched(place):
-            loaded = load_step(step, given, search=os.getcwd(), file_columns=[*files])
+            loaded = load_step(step, step_params, search=os.getcwd(), file_columns=[*files])
         is_folder = input_kind == "folder"
         with _watched(place, limits):
             outcome = run_single_input(loaded, place, columns, keep, files, is_folder=is_folder)

@@ -73,14 +73,14 @@ def verify(
     if seed is not None or root or deep or output or trust_step:
         raise OptionError("--seed, --root, --deep, --output and --trust-step need --execute.")
     ledger = open_ledger(str(dataset))
-    found = examine(ledger, hash_files=hash, repair=repair, version=version or None)
+    differences = examine(ledger, hash_files=hash, repair=repair, version=version or None)
     if json:
-        print_json([difference._asdict() for difference in found])
+        print_json([difference._asdict() for difference in differences])
     else:
-        _show(str(dataset), found, version, repaired=repair)
+        _show(str(dataset), differences, version, repaired=repair)
         for line in adoption_lines(ledger):
             console().print(line)
-    return 0 if all(difference.is_warning for difference in found) else 1
+    return 0 if all(difference.is_warning for difference in differences) else 1
 
 
 def _execute(
@@ -106,32 +106,32 @@ def _execute(
         if not as_json:
             for line in proof.lines():
                 console().print(line)
-    found = [asdict(proof) for proof in proofs] if options.deep else asdict(proofs[0])
+    document = [asdict(proof) for proof in proofs] if options.deep else asdict(proofs[0])
     if output:
-        output.write_text(dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        output.write_text(dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if as_json:
-        print_json(found)
+        print_json(document)
     if unwritten:
         messages.print(f"The result is not recorded in the dataset: {unwritten}")
     return 0 if all(proof.is_equal for proof in proofs) else 1
 
 
-def _show(dataset: str, found: list[Difference], version: str, *, repaired: bool) -> None:
+def _show(dataset: str, differences: list[Difference], version: str, *, repaired: bool) -> None:
     out = console()
-    for difference in found[:_SHOWN]:
+    for difference in differences[:_SHOWN]:
         of = f" (of {difference.input})" if difference.input else ""
         why = f": {difference.message}" if difference.message else ""
         out.print(f"{difference.kind}: {difference.path}{of}{why}")
-    if len(found) > _SHOWN:
-        out.print(f"... and {len(found) - _SHOWN:,} more; --json lists all")
-    counts: Counter[str] = Counter(difference.kind for difference in found)
-    if found:
+    if len(differences) > _SHOWN:
+        out.print(f"... and {len(differences) - _SHOWN:,} more; --json lists all")
+    counts: Counter[str] = Counter(difference.kind for difference in differences)
+    if differences:
         out.print(list_counts(counts))
     if counts["duplicate"]:
         out.print(
             "Remove one of the inputs with the same content, or put them into one group: --group-by"
         )
-    if all(difference.is_warning for difference in found):
+    if all(difference.is_warning for difference in differences):
         out.print(f"{dataset}: matches its ledger.")
     elif version:
         out.print(
@@ -139,4 +139,4 @@ def _show(dataset: str, found: list[Difference], version: str, *, repaired: bool
             f"batchmill verify {quote(dataset)}"
         )
     else:
-        out.print(advice(dataset, found, repaired=repaired))
+        out.print(advice(dataset, differences, repaired=repaired))

@@ -35,23 +35,23 @@ def versions(dataset: Dataset, /, *, json: Json = False) -> None:
     batchmill versions dataset
     ```
     """
-    found = list_versions(open_ledger(str(dataset)))
+    listed = list_versions(open_ledger(str(dataset)))
     if json:
-        print_json([one._asdict() for one in found])
+        print_json([entry._asdict() for entry in listed])
         return
     out = console()
-    for one in found:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.created))
-        names = f" ({', '.join(one.names)})" if one.names else ""
-        params = ", ".join(f"{name}={value}" for name, value in one.params.items())
+    for entry in listed:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
+        names = f" ({', '.join(entry.names)})" if entry.names else ""
+        params = ", ".join(f"{name}={value}" for name, value in entry.params.items())
         out.print(
-            f"{one.version}{names}: {when}, {counted(one.rows, 'row')}, "
-            f"{counted(one.failures, 'failure')}, {one.step}({params}), "
-            f"{readable_size(one.own_bytes)} that no other version has"
+            f"{entry.version}{names}: {when}, {counted(entry.rows, 'row')}, "
+            f"{counted(entry.failures, 'failure')}, {entry.step}({params}), "
+            f"{readable_size(entry.own_bytes)} that no other version has"
         )
-        if one.proof:
-            out.print(f"  {one.proof}")
-    if not found:
+        if entry.proof:
+            out.print(f"  {entry.proof}")
+    if not listed:
         out.print("No version yet: the first run that changes the tables makes one.")
 
 
@@ -93,19 +93,19 @@ def diff(
     batchmill diff dataset paper 12 --json
     ```
     """
-    found = compare_versions(open_ledger(str(dataset)), before, after)
+    comparison = compare_versions(open_ledger(str(dataset)), before, after)
     if json:
-        print_json(asdict(found))
+        print_json(asdict(comparison))
         return
     out = console()
-    out.print(f"{counted(found.before.rows, 'row')} before, {found.after.rows:,} after")
-    groups = [("added", found.added), ("removed", found.removed)]
-    groups += [(f"changed ({reason})", names) for reason, names in found.changed.items()]
+    out.print(f"{counted(comparison.before.rows, 'row')} before, {comparison.after.rows:,} after")
+    groups = [("added", comparison.added), ("removed", comparison.removed)]
+    groups += [(f"changed ({reason})", names) for reason, names in comparison.changed.items()]
     for what, names in groups:
         if names:
             more = ", ..." if len(names) > _SHOWN_NAMES else ""
             out.print(f"{what}: {len(names):,}: {', '.join(names[:_SHOWN_NAMES])}{more}")
-    for name, (old, new) in found.libraries.items():
+    for name, (old, new) in comparison.libraries.items():
         out.print(f"library {name}: {', '.join(old) or 'none'} -> {', '.join(new) or 'none'}")
     if not any(names for _, names in groups):
         out.print("The rows and files are the same.")
@@ -133,16 +133,16 @@ def files(
         version: Read this version: its number or name.
     """
     ledger = open_ledger(str(dataset))
-    found = input_files(ledger, input, version or None)
+    outputs = input_files(ledger, input, version or None)
     if output:
-        copy_files(ledger, found, output.expanduser())
+        copy_files(ledger, outputs, output.expanduser())
     out = console()
     if json:
-        print_json([file._asdict() for file in found])
+        print_json([file._asdict() for file in outputs])
     elif output:
-        out.print(f"Copied {counted(len(found), 'file')} to {output}")
-    elif not found:
+        out.print(f"Copied {counted(len(outputs), 'file')} to {output}")
+    elif not outputs:
         out.print(f"{input} has no files.")
     else:
-        for file in found:
+        for file in outputs:
             out.print(f"{file.name}: {readable_size(file.size)}, {file.stored}")
