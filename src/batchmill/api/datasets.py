@@ -157,8 +157,8 @@ def verify(
         record_proof(proof)
         return proof
     ledger = open_ledger(os.fspath(dataset))
-    found = examine(ledger, hash_files=hash, repair=repair, version=version)
-    return pd.DataFrame(found, columns=Difference._fields)
+    differences = examine(ledger, hash_files=hash, repair=repair, version=version)
+    return pd.DataFrame(differences, columns=Difference._fields)
 
 
 @python_call
@@ -176,8 +176,8 @@ def versions(dataset: str | os.PathLike[str]) -> pd.DataFrame:
     Raises:
         OptionError: There is no such dataset.
     """
-    found = list_versions(open_ledger(os.fspath(dataset)))
-    frame = pd.DataFrame(found, columns=ListedVersion._fields)
+    listed = list_versions(open_ledger(os.fspath(dataset)))
+    frame = pd.DataFrame(listed, columns=ListedVersion._fields)
     frame["created"] = pd.to_datetime(frame["created"], unit="s", utc=True)
     return frame
 

@@ -85,5 +85,5 @@ def verify_export(out: str | os.PathLike[str]) -> pd.DataFrame:
         OptionError: There is no complete export.
         StoreError: The shards cannot be read.
     """
-    found = list(find_differences(os.fspath(out)))
-    return pd.DataFrame(found, columns=ExportDifference._fields)
+    differences = list(find_differences(os.fspath(out)))
+    return pd.DataFrame(differences, columns=ExportDifference._fields)

@@ -83,18 +83,18 @@ def with_options(keywords: type) -> Callable[[_Call], _Call]:
     """Return a decorator that adds the options in `keywords` to a signature and a docstring."""
     types = get_type_hints(keywords)
     groups = [ModelOptions(), *JobSettings().parameters().values()]
-    options = {name: field for one in groups for name, field in type(one).model_fields.items()}
+    options = {name: field for group in groups for name, field in type(group).model_fields.items()}
     fields = {name: field for name, field in options.items() if name in types}
 
     def describe(call: _Call) -> _Call:
         signature = inspect.signature(call)
-        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         kind = inspect.Parameter.KEYWORD_ONLY
         flat = [
             inspect.Parameter(name, kind, default=field.default, annotation=types[name])
             for name, field in fields.items()
         ]
-        call.__signature__ = signature.replace(parameters=[*own, *flat])  # type: ignore[attr-defined]
+        call.__signature__ = signature.replace(parameters=[*named, *flat])  # type: ignore[attr-defined]
         wrapper = textwrap.TextWrapper(width=96, initial_indent=" " * 4, subsequent_indent=" " * 8)
         lines = [wrapper.fill(f"{name}: {field.description}") for name, field in fields.items()]
         call.__doc__ = f"{inspect.getdoc(call)}\n\nOptions:\n" + "\n".join(lines) + "\n"
@@ -117,7 +117,7 @@ _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*)")
 def python_call(call: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
     """Decorate a call: its errors name keywords, and None for a required argument is one."""
     parameters = inspect.signature(call).parameters
-    required = {name for name, one in parameters.items() if one.default is inspect.Parameter.empty}
+    required = {name for name, p in parameters.items() if p.default is inspect.Parameter.empty}
 
     @wraps(call)
     def checked(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:

@@ -114,9 +114,9 @@ def infer(
     Raises:
         BatchmillError: As for `run`.
     """
-    given = dict(options)
-    own = {name: given.pop(name) for name in ModelOptions.model_fields if name in given}
-    model_options = ModelOptions(**own)  # type: ignore[arg-type]
+    flat = dict(options)
+    model_keywords = {name: flat.pop(name) for name in ModelOptions.model_fields if name in flat}
+    model_options = ModelOptions(**model_keywords)  # type: ignore[arg-type]
     if isinstance(model, str | os.PathLike):
         work: dict[str, Any] = {"model": os.fspath(model), "model_options": model_options}
     else:
@@ -129,7 +129,7 @@ def infer(
         manifest=manifest,
         **work,
         output=output,
-        options=JobSettings.from_flat(given),
+        options=JobSettings.from_flat(flat),
         cluster=cluster,
         store=store,
         verbose=verbose,

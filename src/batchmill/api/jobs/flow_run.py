@@ -136,11 +136,11 @@ def log_level(*, verbose: bool) -> Iterator[None]:
 
     The log of a run in a user's own flow stays visible, because the user chose Prefect.
     """
-    own = logging.getLogger("batchmill")
+    logger = logging.getLogger("batchmill")
     with ExitStack() as hidden:
         if verbose:
-            hidden.callback(own.setLevel, own.level)
-            own.setLevel(logging.DEBUG)
+            hidden.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.DEBUG)
         elif FlowRunContext.get() is None:
             for console in logging.getLogger().handlers:
                 if isinstance(console, PrefectConsoleHandler):  # It prints to the screen.

@@ -73,12 +73,12 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
     job["kind"] = "folder" if spec.folders else "file"
     job["recorded"] = f"{record['outcome']} {record['error']}".strip()
     names = {file: name} | {further[column]: files[column] for column in files}
-    found = input_places(spec, pa.array([*names.values()], pa.string())).to_pylist()
-    places: dict[str, str] = dict(zip(names, found, strict=True))
+    located = input_places(spec, pa.array([*names.values()], pa.string())).to_pylist()
+    places: dict[str, str] = dict(zip(names, located, strict=True))
     if spec.folders:
         folder = places.pop(file)
         inside = _files_in(join(spec.root, folder))
-        places |= {f"{file}/{one}": f"{folder}/{one}" for one in inside}
+        places |= {f"{file}/{inner}": f"{folder}/{inner}" for inner in inside}
     sources = dict(_step_sources(spec))
     data_files, left_out = _limited(dict(_data_files(sources)))
     readme = (_TEXTS / "README.txt").read_text()
@@ -135,14 +135,14 @@ def _files_in(folder: str) -> list[str]:
 
 def _record(ledger: Ledger, dataset: str, name: str) -> Mapping[str, Any]:
     wanted = ["input", "outcome", "error", "message", "traceback", "log", "carried"]
-    own = ledger.state().of(pa.array([name], pa.string()))
-    found: list[dict[str, Any]] = own.records(wanted).to_pylist()
-    if not found:
+    state = ledger.state().of(pa.array([name], pa.string()))
+    records: list[dict[str, Any]] = state.records(wanted).to_pylist()
+    if not records:
         raise OptionError(
             f"{name}: {dataset} has no outcome of this input. List the failed inputs: "
             f"batchmill failures {quote(dataset)}"
         )
-    return found[0]
+    return records[0]
 
 
 def _step_sources(spec: RunSpec) -> Iterator[tuple[str, str]]:

@@ -88,7 +88,7 @@ def _with_blocks(request: JobRequest, held: ExitStack) -> JobRequest:
     from batchmill.blocks.saved_block import saved_name
     from batchmill.flows.deployment_checks import check_blocks
 
-    if any(saved_name(given) is not None for given in (request.cluster, request.store)):
+    if any(saved_name(block) is not None for block in (request.cluster, request.store)):
         from batchmill.orchestration.server.api import shared_api
 
         held.enter_context(shared_api())

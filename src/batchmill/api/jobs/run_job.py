@@ -203,15 +203,15 @@ def _without_garbage_collection() -> Iterator[None]:
 
 def _parameters(request: JobRequest, prepared: Prepared) -> dict[str, Any]:
     """Return the parameters of the flow."""
-    own: dict[str, Any] = {"step": prepared.job.step, "params": dict(request.params)}
+    work: dict[str, Any] = {"step": prepared.job.step, "params": dict(request.params)}
     groups = request.options.parameters()
     if request.model:
-        own = {"model": request.model, "model_options": request.model_options}
+        work = {"model": request.model, "model_options": request.model_options}
         del groups["confinement"]  # A model is not confined.
     return {
         "manifest": prepared.job.manifest,
         "output": prepared.job.output,
-        **own,
+        **work,
         **groups,
         "cluster": request.cluster,
         "store": request.store,
