@@ -88,12 +88,12 @@ def failure_rows(failures: Iterable[Failure]) -> list[dict[str, object]]:
     """
     rows = [
         {
-            "reason": start_of(one.reason, _REASON_CHARACTERS),
-            "input": shortened_name(one.input, _INPUT_CHARACTERS),
-            "outcome": one.outcome,
-            "attempts": one.attempts,
+            "reason": start_of(failure.reason, _REASON_CHARACTERS),
+            "input": shortened_name(failure.input, _INPUT_CHARACTERS),
+            "outcome": failure.outcome,
+            "attempts": failure.attempts,
         }
-        for one in failures
+        for failure in failures
     ]
     inputs = Counter(row["reason"] for row in rows)
     return sorted(rows, key=lambda row: (-inputs[row["reason"]], str(row["reason"])))

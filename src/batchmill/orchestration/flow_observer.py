@@ -71,13 +71,13 @@ class FlowObserver(RunObserver):
 
     def planned(self, run: Run) -> None:
         """Record the id of this flow run. End the previous one in Prefect if it could not do so."""
-        own, control = str(flow_run.get_id()), run.ledger.control
-        control.record_flow_run(run.number, own)
+        flow_run_id, control = str(flow_run.get_id()), run.ledger.control
+        control.record_flow_run(run.number, flow_run_id)
         # Runs without work have no flow run.
         for last in range(run.number - 1, max(0, run.number - _MOST_IDLE), -1):
             before = control.read_flow_run(last)
             # After Retry in Prefect, the same flow run makes another run over the dataset.
-            if before and before != own:
+            if before and before != flow_run_id:
                 end_flow_run(UUID(before), _end_of(last, run))
             if before:
                 break

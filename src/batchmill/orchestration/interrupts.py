@@ -125,13 +125,13 @@ def interrupts() -> Iterator[Interrupts]:
         yield _current or Interrupts()
         return
     with restoring_handlers():
-        _current = own = Interrupts()
+        _current = new = Interrupts()
         try:
-            own.install()
-            yield own
+            new.install()
+            yield new
         finally:
             _current = None
-            own.lift_limit()
+            new.lift_limit()
 
 
 @contextmanager

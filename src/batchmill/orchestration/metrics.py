@@ -56,14 +56,14 @@ class RunMetrics:
             records: Records with the columns `outcome`, "seconds", `size` and `outputs`.
         """
         for kind in pc.unique(records["outcome"]).to_pylist():
-            own = records.filter(pc.equal(records["outcome"], kind))
+            of_kind = records.filter(pc.equal(records["outcome"], kind))
             attributes = {**self._attributes, "batchmill.outcome": kind}
-            self._inputs.add(len(own), attributes)
-            for seconds in own["seconds"].to_pylist():
+            self._inputs.add(len(of_kind), attributes)
+            for seconds in of_kind["seconds"].to_pylist():
                 self._seconds.record(seconds, attributes)
-            sizes = pc.sum(pc.max_element_wise(own["size"], 0)).as_py()
+            sizes = pc.sum(pc.max_element_wise(of_kind["size"], 0)).as_py()
             self._read.add(sizes or 0, attributes)
-            files = pc.list_flatten(own["outputs"]).combine_chunks()
+            files = pc.list_flatten(of_kind["outputs"]).combine_chunks()
             self._written.add(pc.sum(files.field("size")).as_py() or 0, attributes)
 
     def pending(self, count: int) -> None:

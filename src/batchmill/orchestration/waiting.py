@@ -85,9 +85,9 @@ class WaitingRun(Wait):
 def waiting_runs(client: SyncPrefectClient, deployment: UUID) -> list[FlowRun]:
     """Return the runs of a deployment that wait for their dataset in a living process."""
     wanted = {"deployment_id": {"any_": [deployment]}, "state": {"name": {"any_": [_WAITING]}}}
-    found = client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(wanted))
+    runs = client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(wanted))
     oldest = datetime.now(UTC) - timedelta(seconds=3 * _RENEW_SECONDS)
-    return [run for run in found if run.state and run.state.timestamp > oldest]
+    return [run for run in runs if run.state and run.state.timestamp > oldest]
 
 
 def _waits_already(client: SyncPrefectClient, run: FlowRun) -> bool:

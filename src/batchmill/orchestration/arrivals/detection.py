@@ -50,8 +50,8 @@ def list_files(source: str, pattern: str = "*", *, folders: bool = False) -> dic
         source = f"{source.rstrip('/')}/"
     elif not os.path.isdir(source):
         raise ManifestError(source, ["no such folder. Check the path, and whether it is mounted."])
-    found = load_manifest(source, pattern=pattern, may_be_empty=True, folders=folders)
-    return _versions(found.inputs)
+    manifest = load_manifest(source, pattern=pattern, may_be_empty=True, folders=folders)
+    return _versions(manifest.inputs)
 
 
 def recorded_versions(ledger: Ledger) -> dict[str, FileVersion]:

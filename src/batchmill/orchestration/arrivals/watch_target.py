@@ -95,8 +95,8 @@ def watched(
         StoreError: The URL cannot be used.
     """
     check_min_age(min_age)
-    found, has_automation = _find_deployment(deployment) if deployment else (None, True)
-    parameters = _parameters_of(deployment, found) if found else {}
+    response, has_automation = _find_deployment(deployment) if deployment else (None, True)
+    parameters = _parameters_of(deployment, response) if response else {}
     inputs = _inputs_of(parameters)
     min_age = max(min_age, inputs.min_age)
     store = _block(deployment, parameters, "store", as_store)
@@ -107,7 +107,7 @@ def watched(
         min_age=min_age + _MARGIN_SECONDS if min_age else 0,
         folders=inputs.input_kind == "folder",
         deployment=deployment,
-        deployment_id=found.id if found else None,
+        deployment_id=response.id if response else None,
         dataset=dataset,
         access=store.access if store else [],
         has_automation=has_automation,
@@ -137,11 +137,11 @@ def _block(
     deployment: str, parameters: Mapping[str, Any], name: str, make: Callable[[Any], Any]
 ) -> Any:
     """Return the block in a deployment's parameter. None if the parameter has no block."""
-    given = parameters.get(name)
+    value = parameters.get(name)
     try:
-        if isinstance(given, dict) and "$ref" in given:
-            given = Block.load_from_ref(given["$ref"], _sync=True)  # type: ignore[call-arg]
-        return make(given) if given else None
+        if isinstance(value, dict) and "$ref" in value:
+            value = Block.load_from_ref(value["$ref"], _sync=True)  # type: ignore[call-arg]
+        return make(value) if value else None
     except httpx.HTTPError as error:
         raise _server_trouble(error) from error
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, PrefectException):
@@ -157,9 +157,9 @@ def _inputs_of(parameters: Mapping[str, Any]) -> InputOptions:
 
     A deployment may have a template instead of a value. Its runs report errors in the options.
     """
-    given = parameters.get("inputs")
+    inputs = parameters.get("inputs")
     try:
-        return InputOptions.model_validate(given if given is not None else {})
+        return InputOptions.model_validate(inputs if inputs is not None else {})
     except OptionError:
         return InputOptions()
 
@@ -190,11 +190,11 @@ def _find_deployment(deployment: str) -> tuple[DeploymentResponse, bool]:
     try:
         with get_client(sync_client=True) as client:
             try:
-                found = client.read_deployment_by_name(deployment)
+                response = client.read_deployment_by_name(deployment)
                 automations = client.read_resource_related_automations(
-                    f"prefect.deployment.{found.id}"
+                    f"prefect.deployment.{response.id}"
                 )
-                return found, any(automation.enabled for automation in automations)
+                return response, any(automation.enabled for automation in automations)
             except (ObjectNotFound, ValueError):
                 others = client.read_deployments()
                 flows = {flow: client.read_flow(flow).name for flow in {d.flow_id for d in others}}

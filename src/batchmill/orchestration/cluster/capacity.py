@@ -78,10 +78,10 @@ class LivingNodes:
             RunError: The head has not responded for 15 seconds. Ray itself would kill this process
                 later, without a message.
         """
-        found = self._ask() if self._answers() else None
-        if found is not None:
+        living = self._ask() if self._answers() else None
+        if living is not None:
             self._silent_since = None
-            return found
+            return living
         now = time.monotonic()
         self._silent_since = self._silent_since or now
         if now - self._silent_since > _HEAD_SECONDS:
@@ -107,11 +107,11 @@ class LivingNodes:
         return request.result()
 
 
-def _ask_for_nodes(found: Future[list[Node]]) -> None:
+def _ask_for_nodes(answer: Future[list[Node]]) -> None:
     try:
-        found.set_result(nodes())
+        answer.set_result(nodes())
     except BaseException as error:  # noqa: BLE001  # `result` raises it in the calling thread.
-        found.set_exception(error)
+        answer.set_exception(error)
 
 
 def lost_head_message(cluster: RayCluster) -> str:
@@ -150,16 +150,16 @@ def count_slots(found: list[Node], needs: Mapping[str, float]) -> int:
     return sum(node.room_for(needs) for node in found)
 
 
-def _slots(cluster: RayCluster, found: list[Node], workers: int) -> int:
+def _slots(cluster: RayCluster, living: list[Node], workers: int) -> int:
     """Return how many shards can run at a time. Raise OptionError if no node can run a shard."""
-    needs = shard_needs(cluster, found, workers)
-    slots = count_slots(found, needs)
+    needs = shard_needs(cluster, living, workers)
+    slots = count_slots(living, needs)
     if slots:
         return slots
     asked = ", ".join(f"{name}={amount:g}" for name, amount in needs.items())
     have = "; ".join(
         f"{node.address}: " + ", ".join(f"{name}={node.resources.get(name, 0):g}" for name in needs)
-        for node in found
+        for node in living
     )
     raise OptionError(
         f"No node of the Ray cluster can run a shard: a shard needs {asked}. Available: "
@@ -174,10 +174,10 @@ def remote_options_of(needs: Mapping[str, float], excluded: Collection[str] = ()
         needs: The amount of each resource.
         excluded: The ids of the nodes on which the task may not run.
     """
-    own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-    others = {name: amount for name, amount in needs.items() if name not in own}
+    options = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    others = {name: amount for name, amount in needs.items() if name not in options}
     return {
-        **{option: needs[name] for name, option in own.items() if name in needs},
+        **{option: needs[name] for name, option in options.items() if name in needs},
         **({"resources": others} if others else {}),
         **({"label_selector": {_NODE_LABEL: f"!in({','.join(excluded)})"}} if excluded else {}),
         # Prefect would not see a shard that Ray retries.

@@ -101,15 +101,15 @@ def _join(cluster: RayCluster) -> RayTaskRunner[Any]:
             f"{_connection.cluster.address}, or another runtime environment or token. Wait until "
             "it has ended, or start this run in another process."
         )
-    found = _connection or _Connection(cluster, is_ours=not ray.is_initialized())
+    joined = _connection or _Connection(cluster, is_ours=not ray.is_initialized())
     try:
         # The runner's own argument `address` would start a new Ray if "auto" finds no cluster.
         settings = _settings_for(cluster) | {"address": cluster.address}
         runner = _starter.submit(copy_context().run, _connect, settings).result()
     except Exception as error:
         raise _failure(cluster, error) from error
-    _connection = found
-    found.runs += 1
+    _connection = joined
+    joined.runs += 1
     return runner
 
 
@@ -226,11 +226,11 @@ def _check_connected(cluster: RayCluster) -> None:
 
 def _ip(host: str) -> str:
     try:
-        found = socket.gethostbyname(host)
+        ip = socket.gethostbyname(host)
     except OSError:
         return host
     # Ray uses the address of the machine's network in place of 127.0.0.1.
-    return str(cast("Any", ray).util.get_node_ip_address()) if found.startswith("127.") else found
+    return str(cast("Any", ray).util.get_node_ip_address()) if ip.startswith("127.") else ip
 
 
 def _check_endpoint(what: str, place: tuple[str, int]) -> None:

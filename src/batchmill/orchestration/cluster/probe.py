@@ -153,13 +153,13 @@ def _portable_probe() -> Callable[..., list[str]]:
         import sys
 
         try:
-            from batchmill.version import VERSION as found  # noqa: N811
+            from batchmill.version import VERSION as installed  # noqa: N811
         except ImportError:
             where = f"for {sys.executable}"
             remedy = f"Install the same version as here: batchmill {version}."
             return [f"batchmill is not installed there ({where}). {remedy}"]
-        if found != version:
-            versions = f"batchmill is {found} there, and {version} here"
+        if installed != version:
+            versions = f"batchmill is {installed} there, and {version} here"
             return [f"{versions}. Install the same version on all nodes."]
         from batchmill.orchestration.cluster.probe import faults_on_this_node
 

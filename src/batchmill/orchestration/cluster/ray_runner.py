@@ -80,11 +80,11 @@ class RayRunner(ShardRunner):
     def slots(self) -> int | None:
         """Return how many shards the nodes can run now. None while the head does not respond."""
         with self._lost_connection_is_lost_head():
-            found = self._living()
-            if found is None:
+            living = self._living()
+            if living is None:
                 return None
-            self.nodes = frozenset(node.id for node in found)
-            usable = self._probes.usable(found) if self._probes else found
+            self.nodes = frozenset(node.id for node in living)
+            usable = self._probes.usable(living) if self._probes else living
             self.why_unfit = self._probes.reason if self._probes else ""
         return count_slots(usable, self._needs)
 
