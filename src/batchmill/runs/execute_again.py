@@ -160,7 +160,7 @@ def differences(
     if after["outcome"] != "ok":
         yield ResultDifference("outcome", failure_text(after))
         return
-    files = ({file_name(file["path"]): file for file in one["outputs"]} for one in (before, after))
+    files = ({file_name(f["path"]): f for f in record["outputs"]} for record in (before, after))
     yield from file_differences(*files)
     yield from row_differences(rows_of_record(before), rows_of_record(after))
 

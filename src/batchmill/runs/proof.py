@@ -125,7 +125,7 @@ def _prove(
     if not len(records):
         raise OptionError(f"{dataset}: version {version.number} has no result to make again.")
     reasons: dict[str, str] = {}
-    found: dict[str, list[ResultDifference]] = {}
+    differences: dict[str, list[ResultDifference]] = {}
     if recorded.step_change:
         reasons = dict.fromkeys(records["input"].to_pylist(), recorded.step_change)
     else:
@@ -135,13 +135,13 @@ def _prove(
         rows = pc.indices_nonzero(left)
         on_begin(len(rows))
         if len(rows):
-            found = compare_again(job, rows, records)
+            differences = compare_again(job, rows, records)
     table_fault = _table_fault(recorded.ledger, version)
     if not table_fault:
         for name, difference in _unlike_table(recorded, records):
-            found.setdefault(name, []).append(difference)
-    different = sorted(found)
-    counts = count_kinds(found[name] for name in different)
+            differences.setdefault(name, []).append(difference)
+    different = sorted(differences)
+    counts = count_kinds(differences[name] for name in different)
     return Proof(
         dataset=dataset,
         version=version.number,
@@ -154,7 +154,7 @@ def _prove(
         sample=len(records),
         seed=seed,
         different=len(different),
-        differences=[f"{n}: {found[n][0].text}" for n in islice(different, _SHOWN)],
+        differences=[f"{n}: {differences[n][0].text}" for n in islice(different, _SHOWN)],
         counts=dict(counts.most_common()),
         not_made=dict(sorted(Counter(reasons.values()).items(), key=lambda one: (-one[1], one[0]))),
         examples={reason: name for name, reason in reversed(reasons.items())},
@@ -164,7 +164,7 @@ def _prove(
         packages=imported_packages(),
         created=begun,
         seconds=time.perf_counter() - started,
-        libraries=[one.text for one in _library_changes(recorded, records)],
+        libraries=[change.text for change in _library_changes(recorded, records)],
     )
 
 
@@ -182,8 +182,8 @@ def _reasons(job: Prepared, records: pa.Table) -> dict[str, str]:
     changed |= dict.fromkeys(records["input"].filter(is_older).to_pylist(), _OLDER)
     listed = set(job.manifest.inputs["input"].to_pylist())
     names = records["input"].to_pylist()
-    found = {name: changed.get(name, "" if name in listed else _MISSING) for name in names}
-    return {name: reason for name, reason in found.items() if reason}
+    reasons = {name: changed.get(name, "" if name in listed else _MISSING) for name in names}
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 def _unlike_table(

@@ -85,8 +85,8 @@ class RecordedVersion:
         change = ""
         if step.identity != version.step:
             # Another machine may have other optional modules, as a worker of a run may.
-            found = differences_from_plan(step, described)
-            change = f"the step differs here: {found[0]}" if found else ""
+            differences = differences_from_plan(step, described)
+            change = f"the step differs here: {differences[0]}" if differences else ""
             step = replace(step, identity=version.step)
         state = ledger.read_state(version).listed()
         return cls(
@@ -154,11 +154,11 @@ class RecordedVersion:
         """Return a job over the inputs of some records. Its pending inputs have changed."""
         spec, step = self.spec, self.step
         matched = match_records(records, manifest.inputs)
-        found = detect_changes(
+        detected = detect_changes(
             manifest, matched.done, {step.identity}, self.ledger.store, folders=spec.folders
         )
         # A missing output is no reason not to make it again.
-        criteria = Criteria(step.identity, changes=FileChanges(contents=found.contents))
+        criteria = Criteria(step.identity, changes=FileChanges(contents=detected.contents))
         execution = ExecutionOptions(batch_size=spec.batch_size)
         policy = spec.policy.model_copy(update={"max_failures": "100%", "expect": ()})
         inputs = InputOptions(

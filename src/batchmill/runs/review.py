@@ -125,27 +125,27 @@ def _compare(
     prepared: Prepared, inputs: int, seed: int, before: Sequence[_Record], again: Ledger
 ) -> Review:
     now = again.records(_COLUMNS).to_pylist()
-    after = {one["input"]: one for one in now}
+    after = {record["input"]: record for record in now}
     appeared, vanished = {}, {}
     both: list[tuple[_Record, _Record]] = []
-    for one in sorted(before, key=itemgetter("input")):
-        name, new = one["input"], after.get(one["input"])
-        was_ok, is_ok = one["outcome"] == "ok", new is not None and new["outcome"] == "ok"
+    for old in sorted(before, key=itemgetter("input")):
+        name, new = old["input"], after.get(old["input"])
+        was_ok, is_ok = old["outcome"] == "ok", new is not None and new["outcome"] == "ok"
         if was_ok and new is not None and is_ok:
-            both.append((one, new))
+            both.append((old, new))
         elif was_ok:
             appeared[name] = failure_text(new) if new else NO_OUTCOME
         elif is_ok:
-            vanished[name] = failure_text(one)
-    found = [list(differences(*pair)) for pair in both]
-    counts = count_kinds(found)
-    changed = [(pair, those) for pair, those in zip(both, found, strict=True) if those]
+            vanished[name] = failure_text(old)
+    per_input = [list(differences(*pair)) for pair in both]
+    counts = count_kinds(per_input)
+    changed = [(pair, those) for pair, those in zip(both, per_input, strict=True) if those]
     stores = prepared.ledger.store, again.store
     compared = (_compare_input(pair, those, stores) for pair, those in changed)
     sides = [[pair[side] for pair in both] for side in (0, 1)]
     return Review(
         dataset=prepared.job.output,
-        changes=[*prepared.step_changes, *(one.text for one in prepared.library_changes)],
+        changes=[*prepared.step_changes, *(change.text for change in prepared.library_changes)],
         inputs=inputs,
         sample=len(before),
         seed=seed,
@@ -157,16 +157,16 @@ def _compare(
         vanished=vanished,
         columns=list(islice(_column_changes(*map(_values, sides)), _SHOWN_COLUMNS)),
         # Failed inputs take time, too.
-        seconds=[sum(one["seconds"] for one in side) / len(before) for side in (before, now)],
+        seconds=[sum(record["seconds"] for record in side) / len(before) for side in (before, now)],
         bytes=[sum(map(_bytes, side)) / len(before) for side in (before, now)],
     )
 
 
 def _compare_input(
-    pair: tuple[_Record, _Record], found: Sequence[ResultDifference], stores: Sequence[Store]
+    pair: tuple[_Record, _Record], differing: Sequence[ResultDifference], stores: Sequence[Store]
 ) -> ChangedInput:
-    files = [{file_name(file["path"]): file for file in one["outputs"]} for one in pair]
-    rows = [rows_of_record(one) for one in pair]
+    files = [{file_name(file["path"]): file for file in record["outputs"]} for record in pair]
+    rows = [rows_of_record(record) for record in pair]
     compared = {
         name: _compare_outputs(name, (old, files[1][name]), stores)
         for name, old in files[0].items()
@@ -178,12 +178,12 @@ def _compare_input(
         for old, new in zip(*rows, strict=False)
         for column in old.keys() | new.keys()
     ]
-    others = (one.text for one in found if one.what not in compared)
-    of_files = sum(one.change for one in compared.values())
+    others = (difference.text for difference in differing if difference.what not in compared)
+    of_files = sum(comparison.change for comparison in compared.values())
     return ChangedInput(
         input=pair[0]["input"],
         change=is_other + of_files + sum(values) / max(len(rows[0]), 1),
-        files=dict(heapq.nlargest(_SHOWN_FILES, compared.items(), key=lambda one: one[1].change)),
+        files=dict(heapq.nlargest(_SHOWN_FILES, compared.items(), key=lambda item: item[1].change)),
         others=list(islice(others, _SHOWN_DIFFERENCES)),
         more_files=max(0, len(compared) - _SHOWN_FILES),
     )
@@ -192,12 +192,12 @@ def _compare_input(
 def _compare_outputs(
     name: str, outputs: tuple[_Record, _Record], stores: Sequence[Store]
 ) -> FileComparison:
-    sizes = [one["size"] for one in outputs]
-    places = [one["pack"] or one["path"] for one in outputs]
+    sizes = [output["size"] for output in outputs]
+    places = [output["pack"] or output["path"] for output in outputs]
     if max(sizes) <= _FILE_BYTES:
         # The recorded file may have been deleted.
         with suppress(StoreError):
-            before, after = (one.read(at) for one, at in zip(stores, places, strict=True))
+            before, after = (store.read(at) for store, at in zip(stores, places, strict=True))
             return compare_files(name, before, after)
     return compare_sizes(*sizes)
 
@@ -222,7 +222,7 @@ def _numbers(values: Sequence[float]) -> dict[str, float]:
 
 def _frequent(values: Sequence[Any]) -> dict[str, float]:
     """Return the number of rows by value; nothing if the values are many."""
-    counts = Counter(one if isinstance(one, str) else json.dumps(one) for one in values)
+    counts = Counter(value if isinstance(value, str) else json.dumps(value) for value in values)
     return dict(counts.most_common()) if len(counts) <= _MOST_VALUES else {}
 
 
@@ -236,12 +236,12 @@ def _histograms(*sides: Sequence[float]) -> Iterator[list[int]]:
 
 def _values(records: Sequence[_Record]) -> dict[str, list[Any]]:
     """Return the values in each column of the rows of some records."""
-    found: dict[str, list[Any]] = {}
+    columns: dict[str, list[Any]] = {}
     for record in records:
         for row in rows_of_record(record):
             for name, value in row.items():
-                found.setdefault(name, []).append(value)
-    return found
+                columns.setdefault(name, []).append(value)
+    return columns
 
 
 def _bytes(record: _Record) -> int:

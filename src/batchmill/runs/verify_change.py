@@ -72,12 +72,12 @@ def _compare_sample(
     # One failure decides, so the remaining inputs need not be executed.
     strict = prepared.job.with_failures(max_failures="0", fail_fast=True)
     before = prepared.state.of(manifest.inputs["input"].take(rows)).records(RESULT_COLUMNS)
-    found = compare_again(replace(prepared, job=strict), rows, before, is_cancelled)
+    differing = compare_again(replace(prepared, job=strict), rows, before, is_cancelled)
     # With `fail_fast`, inputs without an outcome say nothing. They follow those with an outcome.
-    different = sorted(found, key=lambda name: (found[name][0].text == NO_OUTCOME, name))
+    different = sorted(differing, key=lambda name: (differing[name][0].text == NO_OUTCOME, name))
     return replace(
         check,
         sample=len(rows),
         different=len(different),
-        differences=tuple(f"{n}: {found[n][0].text}" for n in islice(different, _SHOWN_INPUTS)),
+        differences=tuple(f"{n}: {differing[n][0].text}" for n in islice(different, _SHOWN_INPUTS)),
     )

@@ -93,14 +93,14 @@ def _without_files(row: Row) -> Row:
 
 def _call(step: Step, item: Input, source: Path | BinaryIO, staging: StagingArea) -> Any:
     paths = {column: file and file.path for column, file in item.companions.items()}
-    given: dict[str, Any] = {
+    keywords: dict[str, Any] = {
         column: path and Path(path) for column, path in paths.items() if column in step.given
     }
     if "out" in step.given:
-        given["out"] = staging.folder / item.input_id
+        keywords["out"] = staging.folder / item.input_id
     if "row" in step.given:
-        given["row"] = {**item.row, **paths}
-    return step.target(source, **given, **step.params)
+        keywords["row"] = {**item.row, **paths}
+    return step.target(source, **keywords, **step.params)
 
 
 def answer(step: Step, item: Input, staging: StagingArea, indexed: Callable[[], Any]) -> bytes:
@@ -132,11 +132,11 @@ def answer(step: Step, item: Input, staging: StagingArea, indexed: Callable[[], 
 
 def read_answer(data: bytes) -> list[Row]:
     """Return the rows from an answer of a confined process. Raises ReportedError for a failure."""
-    found = json.loads(data)
-    if "failure" in found:
-        raise ReportedError(**found["failure"])
-    rows: list[Row] = json.loads(found["rows"])
-    for number, key, path in found.get("files", ()):
+    decoded = json.loads(data)
+    if "failure" in decoded:
+        raise ReportedError(**decoded["failure"])
+    rows: list[Row] = json.loads(decoded["rows"])
+    for number, key, path in decoded.get("files", ()):
         rows[number][key] = File(path)
     return rows
 

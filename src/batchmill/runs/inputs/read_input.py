@@ -76,7 +76,7 @@ def _read_folder(item: Input) -> Fingerprint:
         for name, file in files.items()
     ]
     seen = {part.name: _read(part) for part in parts}
-    now = {name: found.named(name) for name, found in seen.items()}
+    now = {name: seen_file.named(name) for name, seen_file in seen.items()}
     return folder_fingerprint(now, lambda file: seen[file.name].content)
 
 

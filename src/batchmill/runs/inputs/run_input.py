@@ -300,9 +300,9 @@ def store_all(placed: Sequence[Outcome | UnstoredOutcome]) -> list[Outcome]:
     """Upload the files of several inputs, many at a time. Return the outcomes in their order."""
     uploads = [
         (number, upload)
-        for number, one in enumerate(placed)
-        if isinstance(one, UnstoredOutcome)
-        for upload in one.uploads
+        for number, outcome in enumerate(placed)
+        if isinstance(outcome, UnstoredOutcome)
+        for upload in outcome.uploads
     ]
     errors: dict[int, Exception] = {}
 
@@ -315,6 +315,6 @@ def store_all(placed: Sequence[Outcome | UnstoredOutcome]) -> list[Outcome]:
 
     in_threads(store, uploads, remote.THREADS)
     return [
-        one if isinstance(one, Outcome) else one.finish(errors.get(number))
-        for number, one in enumerate(placed)
+        outcome if isinstance(outcome, Outcome) else outcome.finish(errors.get(number))
+        for number, outcome in enumerate(placed)
     ]

@@ -109,8 +109,8 @@ class OutcomeRecorder:
             )
         if self.upload:
             outcomes = self.upload.store(outcomes)
-        libraries, origins = self.inputs.libraries.text(), self.inputs.origins
-        return [(one, origins[one.input]._replace(libraries=libraries)) for one in outcomes]
+        text, origins = self.inputs.libraries.text(), self.inputs.origins
+        return [(outcome, origins[outcome.input]._replace(libraries=text)) for outcome in outcomes]
 
     def _check_failures(self) -> None:
         """Stop the whole run if more inputs have failed than its policy allows.

@@ -126,12 +126,12 @@ def shard_processes() -> Iterator[ShardProcesses]:
     if around:
         yield around
         return
-    own = ShardProcesses()
-    token = _shared.set(own)
+    processes = ShardProcesses()
+    token = _shared.set(processes)
     try:
-        yield own
+        yield processes
     finally:
         _shared.reset(token)
-        own.end()
-        if own.was_used:
+        processes.end()
+        if processes.was_used:
             _make_ready()

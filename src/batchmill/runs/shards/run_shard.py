@@ -89,9 +89,9 @@ def run_shard(
 
 def _usage() -> Usage:
     """Return the CPU time of this process and its ended workers, and the memory of the largest."""
-    own = resource.getrusage(resource.RUSAGE_SELF)
+    process = resource.getrusage(resource.RUSAGE_SELF)
     workers = resource.getrusage(resource.RUSAGE_CHILDREN)
     return Usage(
-        cpu_seconds=own.ru_utime + own.ru_stime + workers.ru_utime + workers.ru_stime,
+        cpu_seconds=process.ru_utime + process.ru_stime + workers.ru_utime + workers.ru_stime,
         memory_bytes=workers.ru_maxrss * 1024,
     )

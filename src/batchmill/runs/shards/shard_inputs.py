@@ -131,13 +131,13 @@ class ShardInputs:
     def _companions(
         self, staging: StagingArea, identifier: str, seen: Mapping[str, SeenFile | None]
     ) -> dict[str, Companion | None]:
-        found: dict[str, Companion | None] = dict.fromkeys(seen)
+        companions: dict[str, Companion | None] = dict.fromkeys(seen)
         for number, (column, file) in enumerate(seen.items()):
             if file:
                 # Two files of an input may have the same name.
                 place = f"{identifier}.{number}", file.name, FileStat(*file[1:4])
-                found[column] = Companion(file.name, **self._place(staging, *place))
-        return found
+                companions[column] = Companion(file.name, **self._place(staging, *place))
+        return companions
 
     def _place(
         self, staging: StagingArea, folder: str, name: str, planned: FileStat

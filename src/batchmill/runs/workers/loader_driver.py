@@ -229,9 +229,9 @@ class LoaderDriver:
                 exits.append(replace(killed[number], log=log))
             elif slots or (process.exitcode and self._has_died):
                 seconds = time.monotonic() - min((slot.started for slot in slots), default=0.0)
-                found = exit_of(process.exitcode, lambda: kernel_oom_kills() > oom_kills)
+                worker_exit = exit_of(process.exitcode, lambda: kernel_oom_kills() > oom_kills)
                 begun = tuple(slot.input for slot in slots)
-                exits.append(replace(found, log=log, seconds=seconds, begun=begun))
+                exits.append(replace(worker_exit, log=log, seconds=seconds, begun=begun))
         return exits
 
 

@@ -34,8 +34,8 @@ class Headroom(NamedTuple):
 
 def headroom() -> Headroom | None:
     """Return how much memory is left; None if the system does not report it."""
-    found = [room for room in (_machine(), *map(_cgroup, _cgroup_folders())) if room]
-    return min(found, default=None)
+    rooms = [room for room in (_machine(), *map(_cgroup, _cgroup_folders())) if room]
+    return min(rooms, default=None)
 
 
 def resident_bytes(pid: int) -> int:
@@ -52,9 +52,9 @@ def used_bytes(pid: int, before: int, limit: int) -> int:
     Memory that descendants share with the process after a fork counts once. Finding the shared
     memory takes milliseconds. So it is done only if the sum without that check exceeds `limit`.
     """
-    own = resident_bytes(pid)
+    resident = resident_bytes(pid)
     forks = list(descendants(pid))
-    used = own + sum(map(resident_bytes, forks)) - before
+    used = resident + sum(map(resident_bytes, forks)) - before
     if not forks or used <= limit:
         return used
     tables = [_table(Path(f"/proc/{process}/smaps_rollup")) for process in (pid, *forks)]
@@ -62,7 +62,7 @@ def used_bytes(pid: int, before: int, limit: int) -> int:
     # is exact unless a fork shares memory with its own forks. The value `shares` divides shared
     # memory among its processes, so it omits the part of processes outside this tree. The value
     # `largest` is the memory of the largest process.
-    alone = own + sum(
+    alone = resident + sum(
         _bytes_of(table, "Private_Clean:", "Private_Dirty:") if table else resident_bytes(fork)
         for fork, table in zip(forks, tables[1:], strict=True)
     )
@@ -100,8 +100,8 @@ def _cgroup_folders() -> list[Path]:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    own = [line.split(":", 2)[2].lstrip("/") for line in lines if line.count(":") >= 2]
-    return [root / path for root in (_CGROUPS, _CGROUPS / "memory") for path in {"", *own}]
+    paths = [line.split(":", 2)[2].lstrip("/") for line in lines if line.count(":") >= 2]
+    return [root / path for root in (_CGROUPS, _CGROUPS / "memory") for path in {"", *paths}]
 
 
 def _cgroup(folder: Path) -> Headroom | None:

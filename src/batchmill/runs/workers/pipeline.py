@@ -68,7 +68,7 @@ class Uploads:
         Unless `shows` is set, the slot keeps showing the input that is at fault.
         """
         while self._storing:
-            first, bytes_left = self._storing[0], sum(one.size for one in self._storing)
+            first, bytes_left = self._storing[0], sum(storing.size for storing in self._storing)
             if not first.done.done() and len(self._storing) <= inputs and bytes_left <= size:
                 return
             if shows:

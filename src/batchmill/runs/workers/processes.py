@@ -54,11 +54,11 @@ def children(pid: int) -> list[int]:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return []
-    found: list[int] = []
+    pids: list[int] = []
     for thread in threads:
         with suppress(OSError):  # The thread may have just ended.
-            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
-    return found
+            pids += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return pids
 
 
 def descendants(pid: int) -> Iterator[int]:

@@ -185,9 +185,9 @@ class Watchdog:
         steady = [slot for slot in slots if slot in self._seen.get(number, ())]
         self._seen[number] = slots
         # Check memory first, because an input that fills the memory is also slow.
-        found = self._check_memory(number) or self._check_time(channel, steady)
-        if found:
-            self._kill(number, found)
+        worker_exit = self._check_memory(number) or self._check_time(channel, steady)
+        if worker_exit:
+            self._kill(number, worker_exit)
 
     def _check_memory(self, number: int) -> WorkerExit | None:
         """Return why a worker must be killed that is above its limit for a second time.
@@ -254,19 +254,19 @@ class Watchdog:
             left = f"the machine had only {_mib(room.available)} left"
             self._kill(number, _exceeded("oom", f"used {_mib(used)} of memory, and {left}", None))
 
-    def _kill(self, number: int, found: WorkerExit) -> None:
+    def _kill(self, number: int, worker_exit: WorkerExit) -> None:
         channel, worker = self.channels[number], self.workers[number]
         if not worker.pause():
             # It has died for another reason, or waits for a disk and would be suspended later.
             worker.resume()
             return
         current = {slot.input: slot for slot in channel.in_use}
-        cause = found.cause
+        cause = worker_exit.cause
         if cause is not None and current.get(cause) not in self._seen[number]:
             worker.resume()  # It has just finished the input.
             return
         begun = tuple(index for index, slot in current.items() if slot.has_begun)
-        if found.kind == "timeout":
+        if worker_exit.kind == "timeout":
             self.drain.set()  # The worker must not begin another input while it writes its stack.
             self._dump_stack(worker, channel.log)
             if cause is None and not channel.setup_since:
@@ -275,7 +275,7 @@ class Watchdog:
             (cause,) = begun
         started = current[cause].started if cause in current else time.monotonic()
         seconds = time.monotonic() - started
-        self.killed[number] = replace(found, begun=begun, cause=cause, seconds=seconds)
+        self.killed[number] = replace(worker_exit, begun=begun, cause=cause, seconds=seconds)
         worker.kill_tree()
 
     def _dump_stack(self, worker: ChildProcess, log: int) -> None:

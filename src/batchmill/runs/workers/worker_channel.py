@@ -193,8 +193,8 @@ class WorkerChannel:
     @property
     def in_use(self) -> list[Slot]:
         """The current inputs of the worker."""
-        found = map(self._read, range(len(self._places)))
-        return [slot for slot in found if slot.input != _NONE]
+        slots = map(self._read, range(len(self._places)))
+        return [slot for slot in slots if slot.input != _NONE]
 
     def receive(self) -> tuple[list[tuple[int, Outcome]], list[str]]:
         """Return what has arrived: outcomes with their input's index, and warnings."""
