@@ -156,7 +156,7 @@ def _prove(
         different=len(different),
         differences=[f"{n}: {differences[n][0].text}" for n in islice(different, _SHOWN)],
         counts=dict(counts.most_common()),
-        not_made=dict(sorted(Counter(reasons.values()).items(), key=lambda one: (-one[1], one[0]))),
+        not_made=dict(Counter(sorted(reasons.values())).most_common()),
         examples={reason: name for name, reason in reversed(reasons.items())},
         table_fault=table_fault,
         host=socket.gethostname(),
