@@ -151,7 +151,11 @@ def test_the_form_and_the_engine_reject_a_number_with_the_same_message(
             ["", "2G", "1.5 GiB", " 500m ", "1048576", "2TB"],
             ["lots", "2X", "-2G", "%"],
         ),
-        ("max_failures", ["0", "3", "2%", " 0.5% ", "100%"], ["lots", "-1", "1.5", "% 2", "3 %"]),
+        (
+            "max_failures",
+            ["0", "3", "2%", " 0.5% ", "100%"],
+            ["lots", "-1", "1.5", "% 2", "3 %", "²"],
+        ),
     ],
 )
 def test_the_form_and_the_engine_reject_the_same_texts(words, tmp_path, name, taken, refused):

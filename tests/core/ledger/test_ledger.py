@@ -10,6 +10,7 @@ from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.ledger.parts import PART_SCHEMA, Origin
 from batchmill.core.outcome import Outcome, WrittenFile
 from batchmill.core.storage import LocalStore
+from batchmill.datasets.maintenance.merging import with_merged_parts
 
 
 @pytest.fixture
@@ -57,6 +58,14 @@ def test_the_latest_run_wins_and_within_it_the_latest_attempt(ledger):
     ledger.commit("000001-a-00002", [record("b", "failed", run=1, finished_at=4.0, attempt=1)])
     assert outcomes(ledger.state()) == {"a": "ok", "b": "crashed"}
     assert outcomes(ledger.outcomes(1)) == {"a": "failed", "b": "crashed"}
+
+
+def test_a_later_run_wins_over_merged_parts_without_a_snapshot(ledger):
+    """The user has removed a damaged state, as the message about it advises."""
+    ledger.commit("000001-a-00000", [record("a", "failed", run=1)])
+    with_merged_parts(ledger, ledger.state(), 1, many=1)
+    ledger.commit("000002-a-00000", [record("a", "ok", run=2)])
+    assert outcomes(ledger.state()) == {"a": "ok"}
 
 
 def test_a_later_failure_in_the_same_run_does_not_replace_ok(ledger):

@@ -116,6 +116,14 @@ def test_parameters_are_converted_to_their_types():
     assert load("anything", a=1).params == {"a": 1}
 
 
+def test_the_content_of_a_marked_file_is_part_of_the_identity(tmp_path):
+    words, identities = tmp_path / "words.txt", set()
+    for text in ("one", "two"):
+        words.write_text(text)
+        identities.add(load("with_words", words=str(words)).identity)
+    assert len(identities) == 2
+
+
 @pytest.mark.slow
 def test_identity_depends_on_source_and_params_only(tmp_path):
     assert load("annotated", seconds=5).identity == load("annotated", seconds=5.0).identity
@@ -168,6 +176,8 @@ def test_an_invalid_params_file_is_rejected(tmp_path, content, expected):
         parse_params([], file)
     with pytest.raises(OptionError, match="expected key=value"):
         parse_params(["seconds"])
+    with pytest.raises(OptionError, match="expected key=value"):
+        parse_params([" =5"])
 
 
 @pytest.mark.parametrize(

@@ -387,8 +387,8 @@ TORN = "group 'g' is in several partitions: b (test) and a (train)"
     [
         ({"a": "train", "b": "train"}, GIVEN, []),
         ({"b": "test", "a": "train"}, GIVEN, [TORN, "b is in test, but was assigned to train"]),
-        ({"a": "train", "b": None}, GIVEN, ["b is in none, but was assigned to train"]),
-        ({"z": "test"}, GIVEN, ["z is in test, but was assigned to none"]),
+        ({"a": "train", "b": None}, GIVEN, ["b is in no partition, but was assigned to train"]),
+        ({"z": "test"}, GIVEN, ["z is in test, but was assigned to no partition"]),
         ({"a": HASHED}, [("a", "group:x", HASHED, False)], []),
         ({"a": OTHER}, [("a", "group:x", OTHER, True)], []),
         ({"a": OTHER}, WRONG, [f"group 'x' was assigned to {OTHER}, but its hash gives {HASHED}"]),

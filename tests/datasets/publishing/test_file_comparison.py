@@ -97,6 +97,11 @@ def test_a_diff_begins_before_the_first_difference():
     assert [one[:3] + one[-3:] for one in found.lines] == ["-xxold", "+xxnew"]
 
 
+def test_a_diff_shows_what_was_appended_to_a_long_text():
+    old = b"line\n" * 6000
+    assert list(compare_files("a.txt", old, old + b"appended\n").lines)[-1] == "+appended"
+
+
 @pytest.mark.parametrize("name", ["a.png", "a.wav", "a.npy", "a.parquet", "a.txt"])
 def test_damaged_files_are_compared_by_size(name):
     found = compare_files(name, b"\xff" * 10, b"\xff" * 20)

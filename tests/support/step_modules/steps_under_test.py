@@ -63,6 +63,10 @@ def annotated(source, *, seconds: float, mode: Literal["fast", "slow"] = "fast",
     return {"seconds": seconds, "mode": mode, "name": name}
 
 
+def with_words(source, *, words: Annotated[str, ContentCounts()] | None = None):
+    pass
+
+
 def counting(source, *, words: Annotated[list[str], ContentCounts()]):
     return {"words": len(words)}
 

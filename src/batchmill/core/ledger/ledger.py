@@ -266,7 +266,7 @@ class Ledger:
                 state = self.read_state(last, parts, fetched) if last else State(self.store)
                 first = 1 + last.number if last else 0
                 later = (name for name in parts if self.run_of(name) >= first)
-                for _, names in groupby(later, self.run_of):
+                for _, names in groupby(sorted(later, key=self.run_of), self.run_of):
                     state = state.with_outcomes(outcomes_in(self.unchanging, [*names]))
                 return state
             except (LedgerError, StoreError):

@@ -107,7 +107,7 @@ class FailurePolicy(Options):
         share = _SHARE.fullmatch(text)
         if share and float(share[1]) <= 100:
             return int(inputs * float(share[1]) / 100)
-        if text.isdigit():
+        if text.isdecimal():
             return int(text)
         raise OptionError(
             f"--max-failures {text}: expected a number such as 3, or a percentage up to 100%."

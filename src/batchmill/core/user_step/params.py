@@ -49,7 +49,7 @@ def parse_pairs(pairs: Sequence[str], option: str, example: str) -> dict[str, An
     values = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
-        if not equals or not key:
+        if not equals or not key.strip():
             raise OptionError(f"{option} {pair}: expected key=value, such as {option} {example}.")
         try:
             values[key.strip()] = json.loads(text)

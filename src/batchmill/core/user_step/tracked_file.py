@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from batchmill.core.digests import digest
 from batchmill.core.security.allowlist import refused_inputs
@@ -116,7 +116,10 @@ def track_files(
     """
     placed, tracked = dict(params), {}
     for name, hint in hints_of(target).items():
-        marks = [m for m in getattr(hint, "__metadata__", ()) if type(m) is ContentCounts]
+        # Also the mark in `Annotated[str, ContentCounts()] | None`.
+        kinds = (hint, *get_args(hint))
+        notes = [note for kind in kinds for note in getattr(kind, "__metadata__", ())]
+        marks = [note for note in notes if type(note) is ContentCounts]
         value = params.get(name)
         if marks and value is not None:
             if not isinstance(value, str | Path):

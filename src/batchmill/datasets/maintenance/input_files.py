@@ -33,7 +33,7 @@ def input_files(ledger: Ledger, name: str, version: int | str | None = None) -> 
     Args:
         ledger: The ledger of the dataset.
         name: The input, or an output as in the column `output`.
-        version: The number or name of a version. None: the last one.
+        version: The number or name of a version. None: the last result of each input.
 
     Raises:
         OptionError: The dataset has no such input, output or version.

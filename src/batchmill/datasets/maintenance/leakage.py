@@ -96,7 +96,7 @@ def _misplaced(rows: pd.DataFrame, key: str, expected: pd.Series) -> Iterator[tu
     """
     frame = rows.assign(right=rows[key].map(expected))
     # A null is compared too: each row must have a partition.
-    texts = frame.astype(object).where(frame.notna(), "none")
+    texts = frame.astype(object).where(frame.notna(), "no partition")
     wrong = texts[texts[PARTITION_COLUMN] != texts["right"]]
     columns = [wrong[name] for name in ("input", key, PARTITION_COLUMN, "right")]
     return zip(*columns, strict=True)

@@ -135,7 +135,7 @@ def _texts(name: str, kind: str, read: _Read) -> Column:
             characters = sum(map(len, counts))
             is_counted = len(counts) <= _DIFFERENT_TEXTS and characters <= _TEXT_CHARACTERS
     if not is_counted:
-        return Column(name, kind, f"more than {_rounded(len(counts)):,} different", missing)
+        return Column(name, kind, f"at least {_rounded(len(counts)):,} different", missing)
     frequent = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:_FREQUENT]
     values = f"{len(counts):,} different" if len(counts) > 1 else "one value" if len(counts) else ""
     if len(counts) > _FREQUENT and frequent[0][1] == 1:

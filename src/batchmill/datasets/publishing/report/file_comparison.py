@@ -183,8 +183,8 @@ def _compare_columns(name: str, old: pa.ChunkedArray, new: pa.ChunkedArray) -> t
 
 def _compare_texts(before: bytes, after: bytes) -> FileComparison:
     old, new = before.decode(), after.decode()
-    pairs = zip(old, new, strict=False)
-    same = next((at for at, (was, now) in enumerate(pairs) if was != now), 0)
+    pairs = enumerate(zip(old, new, strict=False))
+    same = next((at for at, (was, now) in pairs if was != now), min(len(old), len(new)))
     start = max(0, same - _CONTEXT)
     gone, added = (text[start : start + _DIFF_CHARACTERS].splitlines() for text in (old, new))
     diff = list(difflib.unified_diff(gone, added, lineterm="", n=2))[2:]
