@@ -160,8 +160,8 @@ def as_cluster(cluster: object) -> Any:
 
     A saved cluster is fetched from the Prefect API. Raises OptionError.
     """
-    found = loaded("--ray", cluster, RayCluster)
-    return RayCluster(address=found) if isinstance(found, str) else found
+    fetched = loaded("--ray", cluster, RayCluster)
+    return RayCluster(address=fetched) if isinstance(fetched, str) else fetched
 
 
 def make_cluster(
@@ -187,10 +187,10 @@ def make_cluster(
                 "machine with --ray local."
             )
         return None
-    own = {name: amounts[name] for name in _RAYS_OWN if name in amounts}
+    known = {name: amounts[name] for name in _RAYS_OWN if name in amounts}
     others = {name: amount for name, amount in amounts.items() if name not in _RAYS_OWN}
     try:
-        return RayCluster(address=address, runtime_env=dict(runtime_env), resources=others, **own)
+        return RayCluster(address=address, runtime_env=dict(runtime_env), resources=others, **known)
     except ValidationError as error:
         first = error.errors()[0]
         what = first["loc"][-1]

@@ -39,15 +39,15 @@ def titled(
 
     def give(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
-        given = signature.parameters.values()
-        own = [one for one in given if one.kind is not Parameter.VAR_KEYWORD]
-        groups = JobSettings().parameters() if len(own) < len(given) else {}
+        declared = signature.parameters.values()
+        named = [p for p in declared if p.kind is not Parameter.VAR_KEYWORD]
+        groups = JobSettings().parameters() if len(named) < len(declared) else {}
         optional = [
             Parameter(name, Parameter.KEYWORD_ONLY, default=group, annotation=type(group))
             for name, group in groups.items()
             if name not in without
         ]
-        parameters = sorted([*optional, *own], key=lambda one: (one.kind, one.name in _RARE_GROUPS))
+        parameters = sorted([*optional, *named], key=lambda p: (p.kind, p.name in _RARE_GROUPS))
         signature = signature.replace(parameters=[*map(with_title, parameters)])
         function.__signature__ = signature  # type: ignore[attr-defined]
         return function

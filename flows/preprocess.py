@@ -79,7 +79,7 @@ def preprocess(
         try:
             prepared = verify_change(load_manifest(job), is_cancelled=cancellation.is_cancelled)
             lines = prepared.change_check.lines() if prepared.change_check else []
-            for line in (*lines, *(one.text for one in prepared.library_changes)):
+            for line in (*lines, *(change.text for change in prepared.library_changes)):
                 get_run_logger().info(line)
             runner = FlowRunner(cluster, access, cancellation, observer, prepared.step)
             ended = execute(prepared, runner, observer)

@@ -35,9 +35,9 @@ def review_dataset(
     """
     refuse_relative(dataset=dataset)
     with finding_step(step):
-        found = review(dataset, params=params or {}, step=step or None, count=sample, seed=seed)
+        result = review(dataset, params=params or {}, step=step or None, count=sample, seed=seed)
     artifact = MarkdownArtifact(
-        key=artifact_key("review", dataset), markdown=found.markdown(), description=found.verdict
+        key=artifact_key("review", dataset), markdown=result.markdown(), description=result.verdict
     )
     LiveArtifact().show(artifact)
-    return Completed(message=found.verdict, name="Completed" if found.is_equal else "Different")
+    return Completed(message=result.verdict, name="Completed" if result.is_equal else "Different")

@@ -48,19 +48,19 @@ def verify_dataset(
         if not proof.is_equal:
             return Failed(message=proof.short)
         made = f" {proof.short}."
-    found = examine(open_ledger(dataset), hash_files=hash_files, repair=repair)
-    if not found:
+    differences = examine(open_ledger(dataset), hash_files=hash_files, repair=repair)
+    if not differences:
         return Completed(message=f"{dataset} matches its ledger.{made}")
-    text = list_counts(Counter(difference.kind for difference in found))
-    rows = [difference._asdict() for difference in found[:_SHOWN]]
-    cut = f". The first {len(rows):,} are shown." if len(rows) < len(found) else ""
+    text = list_counts(Counter(difference.kind for difference in differences))
+    rows = [difference._asdict() for difference in differences[:_SHOWN]]
+    cut = f". The first {len(rows):,} are shown." if len(rows) < len(differences) else ""
     artifact = TableArtifact(
         key=artifact_key("differences", dataset),
         table=rows,
         description=f"`{dataset}`: {text}{cut}",
     )
     LiveArtifact().show(artifact)
-    if all(difference.is_warning for difference in found):
+    if all(difference.is_warning for difference in differences):
         return Completed(message=f"{dataset} matches its ledger, with warnings: {text}.")
-    remedy = advice(dataset, found, repaired=repair)
+    remedy = advice(dataset, differences, repaired=repair)
     return Failed(message=f"{dataset}: {text}. {remedy}")

@@ -50,30 +50,30 @@ def watch_source(
             be incomplete.
     """
     refuse_relative(source=source)
-    found = watched(source, deployment=deployment, pattern=pattern, min_age=min_age)
-    if not found.dataset:
+    target = watched(source, deployment=deployment, pattern=pattern, min_age=min_age)
+    if not target.dataset:
         # Without the dataset, every check would announce all files.
         raise OptionError(
             f"{deployment}: the dataset of its runs is unknown, so new files cannot be detected. "
             "Set its parameter `output` to an absolute path or a URL."
         )
     try:
-        known = read_recorded_versions(found)
+        known = read_recorded_versions(target)
     except OptionError as error:
         get_run_logger().warning("Every file counts as new: %s", error)
         known = {}
     wall = time.time()
-    new = new_or_changed(found.list_files(), known)
-    batch = new if is_url(found.source) else complete_files(new, found.min_age, wall)
+    new = new_or_changed(target.list_files(), known)
+    batch = new if is_url(target.source) else complete_files(new, target.min_age, wall)
     left = f"; {len(new) - len(batch):,} may still be incomplete" if len(batch) < len(new) else ""
     if not batch:
         return Completed(message=f"nothing new{left}")
     files = counted(len(batch), "new file")
-    if found.deployment_id and _is_waiting(found.deployment_id, found.source):
+    if target.deployment_id and _is_waiting(target.deployment_id, target.source):
         return Completed(
             message=f"{files}; a run that is already scheduled will process them{left}"
         )
-    announce_with_retries(found, make_payload(found, batch))
+    announce_with_retries(target, make_payload(target, batch))
     return Completed(message=f"{files} announced{left}")
 
 

@@ -98,11 +98,11 @@ def run_local_shard(shard: Shard, access: Sequence[Access], running: RunningShar
     The state names the number of failed inputs. It is Crashed if the process of the shard died, and
     Cancelled if it was killed.
     """
-    own = UUID(task_run.get_id())
+    task_run_id = UUID(task_run.get_id())
     try:
-        result = running.run(own, shard, access, partial(_log_lines, get_run_logger()))
+        result = running.run(task_run_id, shard, access, partial(_log_lines, get_run_logger()))
     except ShardProcessDiedError as error:
-        if own in running.killed:
+        if task_run_id in running.killed:
             return Cancelled(message="the shard's process was killed")
         return Crashed(message=str(error))
     return _completed(result)

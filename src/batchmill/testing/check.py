@@ -90,10 +90,10 @@ def _check_arguments(paths: Sequence[Path], **lists: Sequence[Mapping[str, Any]]
     for path in paths:
         if not path.is_file():
             raise OptionError(f"the sample {path} is not a file. Check the path.")
-    for what, given in lists.items():
-        if given is not None and len(given) != len(paths):
+    for what, items in lists.items():
+        if items is not None and len(items) != len(paths):
             raise OptionError(
-                f"{len(given)} {what} for {len(paths)} samples. "
+                f"{len(items)} {what} for {len(paths)} samples. "
                 f"Give one item of `{what}` per sample."
             )
 
@@ -203,9 +203,9 @@ def _touched(trial: Trial, before: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _strays(trial: Trial) -> Iterator[str]:
-    for found in verify(Ledger(LocalStore(trial.job().output))):
-        if found.kind == "unreferenced":
-            yield f"it wrote {found.path} into the dataset, outside of `out`. Write to `out`."
+    for difference in verify(Ledger(LocalStore(trial.job().output))):
+        if difference.kind == "unreferenced":
+            yield f"it wrote {difference.path} into the dataset, outside of `out`. Write to `out`."
 
 
 def _fresh_faults(fresh: Fresh, trial: Trial) -> Iterator[str]:
@@ -227,5 +227,5 @@ def _difference(first: Result, other: Result) -> str:
     """Return the first difference between two results of one input. Empty if they are equal."""
     if other.fault:
         return f"it is not ok: {other.fault}"
-    found = [*file_differences(first.files, other.files), *row_differences(first.rows, other.rows)]
-    return f"its result differs: {found[0].text}" if found else ""
+    unlike = [*file_differences(first.files, other.files), *row_differences(first.rows, other.rows)]
+    return f"its result differs: {unlike[0].text}" if unlike else ""

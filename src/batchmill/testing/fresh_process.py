@@ -94,7 +94,7 @@ def run_fresh(folder: Path, task: Mapping[str, Any], pickled: bytes = b"") -> Fr
         said = lines[-1] if lines else "it wrote no error message"
         return Fresh({}, {}, left, f"the process ended with code {done.returncode}: {said}")
     answer = json.loads(answer_file.read_text(encoding="utf-8"))
-    results = {name: Result(*found) for name, found in answer["results"].items()}
+    results = {name: Result(*fields) for name, fields in answer["results"].items()}
     return Fresh(results, answer["description"], left, answer["fault"])
 
 

@@ -101,7 +101,7 @@ class Trial:
 
     def seen(self) -> dict[str, Fingerprint]:
         """Return the fingerprints of all files in the folder of the copies."""
-        found = (Path(place, name) for place, _, names in os.walk(self.inputs) for name in names)
-        seen = {str(path.relative_to(self.inputs)): fingerprint(str(path)) for path in found}
+        paths = (Path(place, name) for place, _, names in os.walk(self.inputs) for name in names)
+        seen = {str(path.relative_to(self.inputs)): fingerprint(str(path)) for path in paths}
         # A link to an input, or other rights, are no change for the next step.
         return {name: file._replace(ctime_ns=None) for name, file in seen.items()}
