@@ -61,6 +61,6 @@ def verify_dataset(
     )
     LiveArtifact().show(artifact)
     if all(difference.is_warning for difference in differences):
-        return Completed(message=f"{dataset} matches its ledger, with warnings: {text}.")
+        return Completed(message=f"{dataset} matches its ledger, with warnings: {text}.{made}")
     remedy = advice(dataset, differences, repaired=repair)
     return Failed(message=f"{dataset}: {text}. {remedy}")

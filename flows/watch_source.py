@@ -91,7 +91,8 @@ def _is_waiting(deployment: UUID, source: str) -> bool:
         )
         waiting = [run for run in runs if _begins_soon(run, soon)]
         waiting += waiting_runs(client, deployment)
-    return any(run.parameters.get("manifest") == source for run in waiting)
+    # The runs of a saved job have no parameter of this name. Its manifest is the source.
+    return any(run.parameters.get("manifest", source) == source for run in waiting)
 
 
 def _begins_soon(run: FlowRun, soon: datetime) -> bool:

@@ -234,8 +234,8 @@ def test_the_forecast_of_the_size_is_that_of_the_run(planted):
 def test_bad_input_writes_nothing(planted, capsys):
     with pytest.raises(OptionError, match="no such folder"):
         batchmill.review("nothing")
-    for options in (["--sample", "0"], ["--python", "no/such/python"], ["-o", "no/r.html"]):
+    for options in ("--sample 0", "--python no/such/python", "-o no/r.html", "-o ."):
         with pytest.raises(SystemExit) as end:
-            main(["review", "out", *options, "--markdown", "r.md"])
+            main(["review", "out", *options.split(), "--markdown", "r.md"])
         assert end.value.code == 2
         assert not Path("r.md").exists()

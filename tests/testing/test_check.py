@@ -74,6 +74,15 @@ def test_removed_temporary_files_and_missing_values_are_accepted(samples):
     check_step(kit_steps.cleans_up, samples[:1])
 
 
+def test_a_companion_may_have_the_name_of_its_input_and_of_its_folder(tmp_path):
+    places = [tmp_path / column / "mask" / "a.txt" for column in ("input", "companion")]
+    for place in places:
+        place.parent.mkdir(parents=True)
+        place.write_text(place.parts[-3])
+    (row,) = check_step(kit_steps.reads_both, places[:1], files=[{"mask": places[1]}])
+    assert row["texts"] == "input companion"
+
+
 # These faults depend on other inputs, so they need a second sample.
 NEED_TWO = ("ByPosition", "counts_calls", "removes_what_others_wrote")
 

@@ -20,7 +20,7 @@ def export(
     to: FormatName | None = None,
     partition: tuple[str, ...] = (),
     where: str = "",
-    shard_size: str = "256M",
+    shard_size: str = "",
     shuffle: int | None = None,
     version: str = "",
     class_label: tuple[str, ...] = (),
@@ -44,7 +44,7 @@ def export(
         to: The format. Required.
         partition: Only this partition. Repeatable. Default: all rows.
         where: Only the rows that meet this condition: "label != 'noise'".
-        shard_size: The largest size of a shard.
+        shard_size: The largest size of a shard. Default: 256M.
         shuffle: Seed of a random order. Default: the order of the table.
         version: The number or name of a version. Default: the last one.
         class_label: Column with few texts that becomes a class label of Hugging Face, such as
@@ -53,13 +53,13 @@ def export(
         verify: Compare this export with its index. Write nothing.
     """
     if verify:
-        others = (dataset, out, to, partition, where, version, class_label)
+        others = (dataset, out, to, partition, where, shard_size, version, class_label)
         if any(others) or shuffle is not None or num_workers is not None:
             raise OptionError("--verify takes the folder of an export, and no other argument.")
         return _verify(str(verify), json=json)
     if not (dataset and out and to):
         raise OptionError("give a dataset, a folder or URL for the shards, and --to with a format.")
-    from batchmill.datasets.exporting.run_export import export_dataset
+    from batchmill.datasets.exporting.run_export import SHARD_SIZE, export_dataset
 
     errors = console(stderr=True, quiet=json)
 
@@ -72,7 +72,7 @@ def export(
         to=to,
         partitions=partition or None,
         where=where,
-        shard_size=shard_size,
+        shard_size=shard_size or SHARD_SIZE,
         shuffle=shuffle,
         version=version or None,
         class_labels=class_label,

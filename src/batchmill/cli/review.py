@@ -55,6 +55,8 @@ def review(
     for option, file in (("--html", html), ("--markdown", markdown)):
         if file and not file.parent.is_dir():
             raise OptionError(f"{option} {file}: there is no folder {file.parent}. Create it.")
+        if file and file.is_dir():
+            raise OptionError(f"{option} {file}: is a folder. Name a file in it.")
     if python:
         words = iter(sys.argv[1:])
         command = [word for word in words if not (word == "--python" and next(words))]

@@ -55,7 +55,7 @@ class Trial:
         samples = zip(self.names, self.samples, self.rows, self.companions, strict=True)
         for number, (name, sample, row, files) in enumerate(samples):
             self._copy(sample, name)
-            copies = {column: f"{number}/{column}/{Path(files[column]).name}" for column in files}
+            copies = {column: f"{number}.{column}/{Path(files[column]).name}" for column in files}
             for column, copy in copies.items():
                 self._copy(files[column], copy)
             places = {column: str(self.inputs / copy) for column, copy in copies.items()}

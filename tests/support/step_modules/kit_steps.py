@@ -158,3 +158,7 @@ class Batched:
         for size, out in zip(batch.tolist(), outs, strict=True):
             (out / "size.txt").write_text(str(size))
         return {"output": ["size.txt"] * len(outs), "size": batch}
+
+
+def reads_both(source, mask):
+    return {"texts": f"{source.read_text()} {mask.read_text()}"}
