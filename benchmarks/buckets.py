@@ -237,7 +237,7 @@ def with_asyncio(port: int, objects: int, at_once: int) -> float:
 def with_batchmill(port: int, objects: int, workers: int) -> float:
     """Run a step over the objects in one shard. Return the seconds."""
     # A shard's process imports torch while the run is planned.
-    import batchmill.runs.shards.execution  # noqa: F401
+    import batchmill.runs.shards.shard_execution  # noqa: F401
 
     os.environ["AWS_ENDPOINT_URL"] = at_port(port)["endpoint_url"]
     job = make_job(

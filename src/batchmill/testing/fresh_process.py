@@ -112,7 +112,7 @@ def _answer(task: Mapping[str, Any]) -> dict[str, Any]:
     from batchmill.errors import BatchmillError
     from batchmill.runs.inputs.batch_runner import BatchRunner
     from batchmill.runs.inputs.call_step import make_dataset
-    from batchmill.runs.inputs.run_input import execute
+    from batchmill.runs.inputs.run_input import execute_input
     from batchmill.runs.inputs.staging import Companion, Input, open_staging
 
     try:
@@ -142,7 +142,8 @@ def _answer(task: Mapping[str, Any]) -> dict[str, Any]:
             runner = BatchRunner(step=step, torch_dataset=made, inputs=inputs, staging=bench)
             look_up = runner.execute_one
         outcomes = [
-            execute(step, item, bench, partial(look_up, index)) for index, item in enumerate(inputs)
+            execute_input(step, item, bench, partial(look_up, index))
+            for index, item in enumerate(inputs)
         ]
     results = {outcome.input: result_of(outcome) for outcome in outcomes}
     return {"results": results, "description": step.description, "fault": ""}

@@ -11,7 +11,7 @@ from harness.live import STEP_MODULES
 from batchmill.core.storage import LocalStore
 from batchmill.core.user_step.load import Step, load_step
 from batchmill.runs.inputs.call_step import make_dataset
-from batchmill.runs.inputs.run_input import execute
+from batchmill.runs.inputs.run_input import execute_input
 from batchmill.runs.inputs.staging import Input, open_staging
 
 HERE = str(STEP_MODULES)
@@ -25,7 +25,7 @@ def dataset(tmp_path):
 def run(dataset, source, step, row=None):
     item = Input(source.name, f"id-{source.name}", str(source), row or {})
     with open_staging(LocalStore(dataset), "one") as staging:
-        return execute(step, item, staging, lambda: make_dataset(step, [item])[0])
+        return execute_input(step, item, staging, lambda: make_dataset(step, [item])[0])
 
 
 def step_of(target, given=("out",)):
@@ -110,7 +110,7 @@ def test_the_traceback_begins_at_the_step(dataset, tmp_path):
     source.write_text("x")
     outcome = run(dataset, source, load_step("steps_under_test:fails_on_b", search=HERE))
     assert "in fails_on_b" in outcome.traceback
-    assert "execute.py" not in outcome.traceback
+    assert "run_input.py" not in outcome.traceback
 
 
 def test_an_input_that_does_not_exist_is_missing(dataset, tmp_path):

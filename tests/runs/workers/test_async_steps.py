@@ -18,7 +18,7 @@ from batchmill.core.planning.prepare import prepare
 from batchmill.core.user_step.load import load_step
 from batchmill.errors import WorkerError
 from batchmill.runs import execute as engine
-from batchmill.runs.shards import execution
+from batchmill.runs.shards import shard_execution
 from batchmill.runs.workers import isolated_executor
 from batchmill.runs.workers.control import Pace
 
@@ -151,19 +151,19 @@ def test_printed_text_belongs_to_the_input_that_printed_it(run):
 @pytest.fixture
 def _patient_with_healthy_inputs(monkeypatch):
     """They do not exceed a short time limit on a busy machine."""
-    run_step = execution.run_async_step
+    run_step = shard_execution.run_async_step
 
     def run_patiently(step, item, staging, hooks):
         if item.name.startswith("fine"):
             hooks = hooks._replace(limit=None)
         return run_step(step, item, staging, hooks)
 
-    monkeypatch.setattr(execution, "run_async_step", run_patiently)
+    monkeypatch.setattr(shard_execution, "run_async_step", run_patiently)
 
 
 @pytest.mark.usefixtures("_patient_with_healthy_inputs")
 def test_an_input_that_takes_too_long_is_cancelled_alone(run, log, monkeypatch):
-    monkeypatch.setattr(execution, "_GRACE_SECONDS", 60.0)
+    monkeypatch.setattr(shard_execution, "_GRACE_SECONDS", 60.0)
     texts = fine(20) | {"slow": "wait", "thread": "thread"}
     outcomes = run("faulty", texts, FailurePolicy(retries=0, timeout=1))
     assert kinds(outcomes) == {"slow": "timeout", "thread": "timeout"}
@@ -177,7 +177,7 @@ def test_an_input_that_takes_too_long_is_cancelled_alone(run, log, monkeypatch):
 @pytest.mark.usefixtures("_patient_with_healthy_inputs")
 @pytest.mark.parametrize("text", ["block", "swallow"])
 def test_a_step_that_cannot_be_cancelled_is_killed_with_its_worker(run, log, text, monkeypatch):
-    monkeypatch.setattr(execution, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(shard_execution, "_GRACE_SECONDS", 0.5)
     texts = fine(20) | {"stuck": text}
     outcomes = run("faulty", texts, FailurePolicy(retries=0, timeout=1.5))
     assert kinds(outcomes) == {"stuck": "timeout"}

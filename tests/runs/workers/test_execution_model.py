@@ -15,7 +15,7 @@ from harness.live import STEP_MODULES, wait_for
 
 from batchmill.core.ledger import committer
 from batchmill.runs import execute as engine
-from batchmill.runs.shards import execution
+from batchmill.runs.shards import shard_execution
 from batchmill.runs.workers import inputs_in_progress
 
 PARTS = 8
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 def _fast(monkeypatch):
     monkeypatch.chdir(STEP_MODULES)
     monkeypatch.setattr(inputs_in_progress, "_FIRST_PAUSE", FIRST_PAUSE)
-    monkeypatch.setattr(execution, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(shard_execution, "_GRACE_SECONDS", 0.5)
     monkeypatch.setattr(committer, "COMMIT_SECONDS", 0.1)
 
 

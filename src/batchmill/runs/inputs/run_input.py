@@ -65,7 +65,9 @@ _NO_HOOKS = StepHooks()
 _Result = TypeVar("_Result")
 
 
-def execute(step: Step, item: Input, staging: StagingArea, indexed: Callable[[], Any]) -> Outcome:
+def execute_input(
+    step: Step, item: Input, staging: StagingArea, indexed: Callable[[], Any]
+) -> Outcome:
     """Run `step` on one input, and move its files into the dataset. Never raises.
 
     The arguments are those of `run_step`.

@@ -24,7 +24,7 @@ from batchmill.errors import OptionError
 from batchmill.runs.inputs.call_step import make_dataset
 from batchmill.runs.inputs.failed_outcomes import hide_in
 from batchmill.runs.inputs.read_input import reads_in_parts
-from batchmill.runs.inputs.run_input import execute
+from batchmill.runs.inputs.run_input import execute_input
 from batchmill.runs.inputs.staging import Companion, Input, StagingArea, open_staging
 
 
@@ -91,7 +91,7 @@ def run_single_input(
         with suppress(ValueError):  # Standard error may not be a file.
             faulthandler.enable()
         with _ctrl_c_ends_command():
-            outcome = execute(step, item, staging, partial(_load_item, step, item, staging))
+            outcome = execute_input(step, item, staging, partial(_load_item, step, item, staging))
         outcome = relative_to_own_folder(outcome)
         if keep and outcome.outputs:
             (made,) = (folder / FILES).iterdir()

@@ -181,7 +181,7 @@ def serve(descriptor: int, parent: int, place: str) -> None:
     # Import torch now, while the parent prepares a shard. The import takes a second, and a search
     # for garbage among the imported objects would take longer.
     gc.disable()
-    from batchmill.runs.shards import execution  # noqa: F401
+    from batchmill.runs.shards import shard_execution  # noqa: F401
 
     if is_url(place):
         why_unusable(place)  # It imports the library for the bucket.

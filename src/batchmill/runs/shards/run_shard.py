@@ -50,7 +50,7 @@ def run_shard(
         StoreError: The dataset cannot be read or written, or no folder for temporary files exists.
     """
     # Importing torch takes a second. Only processes that run shards need it.
-    from batchmill.runs.shards.execution import ShardExecution
+    from batchmill.runs.shards.shard_execution import ShardExecution
     from batchmill.runs.workers.orphans import ending_orphans
     from batchmill.runs.workers.worker import this_worker
 
