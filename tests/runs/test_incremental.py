@@ -15,7 +15,7 @@ from harness.jobs import run_job
 
 from batchmill import ManifestError, OptionError, StoreError, open_dataset
 from batchmill.core.ledger.lease import Wait, lease
-from batchmill.core.manifest.records import listed_manifest, save_manifest
+from batchmill.core.manifest.records import listed_manifest
 from batchmill.core.options.job_options import RunOptions
 from batchmill.core.planning.batching import Cores
 from batchmill.core.planning.job import make_job
@@ -25,6 +25,7 @@ from batchmill.core.user_step.fingerprint import differences
 from batchmill.core.user_step.load import load_step
 from batchmill.datasets.maintenance.verify import verify
 from batchmill.datasets.publishing.publish import publish_changes
+from batchmill.runs.execute import InThisProcess, execute
 from batchmill.runs.run import open_run
 
 pytestmark = pytest.mark.slow
@@ -221,12 +222,9 @@ def test_records_written_during_planning_are_not_pruned(job, over_a_folder, monk
 
 def test_a_list_does_not_change_while_its_run_waits(job, over_a_folder):
     names = [str(job.path(name)) for name in job.names]
-    prepared = over_a_folder(names)
-    save_manifest(prepared.manifest, prepared.job.manifest, "input")
-    run_job(prepared.job.manifest, f"{job.module}:step", job.dataset)
-    # Another run saved its own list meanwhile, and waits.
-    another = over_a_folder(names[:3])
-    save_manifest(another.manifest, another.job.manifest, "input")
+    prepared, another = over_a_folder(names), over_a_folder(names[:3])
+    execute(over_a_folder(names[:9]), InThisProcess())
+    execute(over_a_folder(names), InThisProcess())
     assert prune(prepared).counts["unchanged"] == 20
     assert len(prune(another).withdrawn) == 17
 

@@ -14,6 +14,7 @@ from itertools import pairwise
 from batchmill.core.layout import REPORT, STAGING
 from batchmill.core.ledger.lease import Lease, Wait, lease
 from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.manifest.records import listed_manifest, save_manifest
 from batchmill.core.options.job_options import RunOptions
 from batchmill.core.planning.advance import advance
 from batchmill.core.planning.batching import Cores, Layout
@@ -70,7 +71,11 @@ class Run:
         layout = self.prepared.layout(cores)
         if self.prepared.forced_after is not None:
             self.ledger.control.record_forced(self.number, self.prepared.forced_after)
-        step = self.prepared.step
+        step, manifest = self.prepared.step, self.prepared.manifest
+        if manifest.in_memory:
+            # Not before: a run that cannot begin must not change the inputs of the next one.
+            place = listed_manifest(self.prepared.job.output)
+            save_manifest(manifest, place, self.prepared.job.options.inputs.input_column)
         with ThreadPoolExecutor(1) as pool:
             recorded = pool.submit(self.ledger.record_step, step.identity, step.description)
             write_run_plan(self.prepared, self.number, layout, self.lease.token)

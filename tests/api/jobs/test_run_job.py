@@ -7,9 +7,10 @@ import httpx
 import pytest
 from harness.crashing import in_child
 from harness.jobs import job_of, run_job
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 import batchmill
-from batchmill import LedgerError, OptionError, RunError
+from batchmill import LedgerError, OptionError, RunError, ServiceError
 from batchmill.api.jobs import flow_run
 from batchmill.api.jobs import run_job as jobs
 from batchmill.api.jobs.idle_run import JobEnd
@@ -36,6 +37,13 @@ def test_the_list_of_an_active_run_is_not_replaced(words, tmp_path):
     with lease(ledger), pytest.raises(LedgerError, match="another run is using it"):
         batchmill.run([words / "a.txt"], SPLIT, tmp_path / "out")
     assert not (tmp_path / "out" / ".batchmill" / "manifest.parquet").exists()
+
+
+def test_the_list_of_a_run_whose_server_does_not_respond_is_not_saved(words, tmp_path):
+    nowhere = temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"})
+    with nowhere, pytest.raises(ServiceError):
+        batchmill.run([words / "a.txt"], SPLIT, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_run_of_another_process_is_not_the_own_one(words, tmp_path, monkeypatch):

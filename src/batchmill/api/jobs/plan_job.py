@@ -82,7 +82,7 @@ def plan_job(request: JobRequest, cores: int = 0) -> PlanResult:
         ManifestError, StepError, OptionError, LedgerError, StoreError: A check failed.
     """
     with ExitStack() as held:
-        request, prepared, _ = check_and_plan(request, held)
+        request, prepared = check_and_plan(request, held)
         gpus = len(gpus_for(prepared.step))
         available = cores_of_machine(cores or own_cores(), gpus)
         forecast = forecast_for(prepared, prepared.state, prepared.plan.pending)

@@ -48,7 +48,7 @@ class JobRequest:
     verbose: bool = False
 
 
-def check_and_plan(request: JobRequest, held: ExitStack) -> tuple[JobRequest, Prepared, bool]:
+def check_and_plan(request: JobRequest, held: ExitStack) -> tuple[JobRequest, Prepared]:
     """Check a request and plan its job. Nothing is started or written.
 
     Args:
@@ -56,8 +56,7 @@ def check_and_plan(request: JobRequest, held: ExitStack) -> tuple[JobRequest, Pr
         held: Keeps the store of the dataset open until it is closed.
 
     Returns:
-        The request with the blocks that it names, the job with its plan, and whether the manifest
-        is a list or a table.
+        The request with the blocks that it names, and the job with its plan.
 
     Raises:
         ManifestError, StepError, OptionError, LedgerError, StoreError: A check failed.
@@ -76,7 +75,7 @@ def check_and_plan(request: JobRequest, held: ExitStack) -> tuple[JobRequest, Pr
     )
     if job.confinement and request.cluster is None:
         check_support(job.confinement.writable)
-    return request, prepare(job, listed), listed is not None
+    return request, prepare(job, listed)
 
 
 def _with_blocks(request: JobRequest, held: ExitStack) -> JobRequest:

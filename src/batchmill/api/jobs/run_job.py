@@ -17,7 +17,6 @@ from batchmill.api.jobs.idle_run import JobEnd, NotIdleError, is_idle, run_idle
 from batchmill.api.jobs.request import JobRequest, check_and_plan
 from batchmill.core.layout import LEDGER_FOLDER
 from batchmill.core.ledger.lease import check_free, holder
-from batchmill.core.manifest.records import save_manifest
 from batchmill.core.planning.forecast import Forecast
 from batchmill.core.planning.prepare import Prepared, forecast_for
 from batchmill.core.security.credentials import Access
@@ -92,7 +91,7 @@ def run_job(request: JobRequest, display: JobDisplay) -> EndedRun:
     """
     refuse_nested_run()
     with ExitStack() as held:
-        request, prepared, is_listed = check_and_plan(request, held)
+        request, prepared = check_and_plan(request, held)
         check_writable(prepared.job.output)
         options = request.options
         display.show_plan(prepared)
@@ -114,9 +113,6 @@ def run_job(request: JobRequest, display: JobDisplay) -> EndedRun:
                 ),
             )
             display.show_change_check(prepared)
-        if is_listed:
-            job = prepared.job
-            save_manifest(prepared.manifest, job.manifest, job.options.inputs.input_column)
         with display.follow(prepared):
             ended = _execute(request, prepared)
         left, ledger = prepared.plan.left, prepared.ledger

@@ -95,6 +95,7 @@ def load_manifest(
         groups=groups,
         dataset=_dataset_of(table),
         version=table.version,
+        in_memory=not isinstance(source, str | os.PathLike),
     )
     # Objects in a bucket appear only when they are complete. A table lists its files on purpose, so
     # their age does not matter.

@@ -37,6 +37,7 @@ class Manifest:
             partitioning.
         dataset: The folder or URL of the dataset that is the manifest. Empty for other manifests.
         version: The number of the version of that dataset. 0 without one.
+        in_memory: True if it is a list or DataFrame. Its run saves it in the dataset.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Manifest:
     groups: pa.Table | None = None
     dataset: str = ""
     version: int = 0
+    in_memory: bool = False
 
     def __len__(self) -> int:
         return len(self.inputs)

@@ -13,7 +13,6 @@ from batchmill.core.ledger.open import open_output
 from batchmill.core.ledger.proof_records import Adoption
 from batchmill.core.ledger.state import State
 from batchmill.core.manifest import Manifest, ManifestLike, load_manifest
-from batchmill.core.manifest.records import listed_manifest
 from batchmill.core.partitions.record import Assignment, last_assignment
 from batchmill.core.planning.batching import Cores, Layout, plan_shards
 from batchmill.core.planning.changed_code import ChangeCheck
@@ -141,7 +140,7 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
 
     Args:
         job: The job.
-        listed: A list or DataFrame that is not saved as the job's manifest yet.
+        listed: A list or DataFrame, which the run will save as the job's manifest.
 
     Returns:
         The checked job and its plan.
@@ -196,14 +195,13 @@ def plan_again(prepared: Prepared, *, always: bool = False) -> Prepared:
     """Plan again if the ledger changed since `prepared`, or `always`.
 
     Another run changed the ledger, and may have executed new inputs. So the manifest is also read
-    again, unless it was saved from a list. Raises the errors of `prepare`.
+    again, unless it is a list in memory. Raises the errors of `prepare`.
     """
     job, ledger = prepared.job, prepared.ledger
     changes = ledger.changes()
     if changes == prepared.changes and not always:
         return prepared
-    is_list = job.manifest == listed_manifest(job.output)
-    manifest = prepared.manifest if is_list else _read_manifest(job)
+    manifest = prepared.manifest if prepared.manifest.in_memory else _read_manifest(job)
     return _plan(job, manifest, prepared.step, ledger, changes, prepared.change_check)
 
 
