@@ -1,5 +1,6 @@
 """Test loading steps by reference, and their parameters."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from harness.live import STEP_MODULES
 from batchmill import OptionError, StepError
 from batchmill.core.user_step.load import load_step, reference_to
 from batchmill.core.user_step.params import parse_params, read_object
-from batchmill.core.user_step.value.shipping import name_of
+from batchmill.core.user_step.value.shipping import load_given_step, name_of
 
 HERE = str(STEP_MODULES)
 STEPS = "steps_under_test"
@@ -153,6 +154,20 @@ def test_functions_have_references():
     assert reference_to([1].append) is None
     with pytest.raises(StepError, match="other processes cannot import __main__"):
         load_step("__main__:step")
+
+
+def test_a_wrapper_with_the_name_of_an_importable_function_is_a_step_of_its_own():
+    from batchmill.steps.words import split
+
+    @functools.wraps(split)
+    def wrapper(*args, **kwargs):
+        return split(*args, **kwargs)
+
+    assert reference_to(wrapper) is None
+    assert reference_to(functools.lru_cache(split)) is None
+    assert load_given_step(wrapper, {}, search="").target is wrapper
+    with pytest.raises(StepError):  # A saved job of the wrapper does not run `split`.
+        load_step(name_of(wrapper))
 
 
 def test_params_from_the_command_line(tmp_path):

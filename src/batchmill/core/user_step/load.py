@@ -13,6 +13,7 @@ from batchmill.core.user_step.fingerprint import describe_step, identity_of
 from batchmill.core.user_step.import_reference import import_step
 from batchmill.core.user_step.params import check_params, hints_of
 from batchmill.core.user_step.tracked_file import ContentCounts, TrackedFile, track_files
+from batchmill.core.user_step.value.value_digests import is_importable
 from batchmill.errors import OptionError, StepError
 
 StepKind = Literal["function", "dataset", "items"]
@@ -184,12 +185,11 @@ def reference_to(step: Any) -> str | None:
 
     Returns:
         package.module:attribute. None if another process cannot import it: a lambda, a function
-        inside another, a function of a notebook, a method of an object, an object.
+        inside another, a function of a notebook, a method of an object, an object. Also None for a
+        wrapper that only has the name of an importable function.
     """
     if isinstance(step, str):
         return step
-    if inspect.ismethod(step) and not inspect.isclass(step.__self__):
-        return None
     module = getattr(step, "__module__", None)
     name = getattr(step, "__qualname__", "")
     if module == "__main__":
@@ -198,8 +198,8 @@ def reference_to(step: Any) -> str | None:
         file = os.path.basename(getattr(main, "__file__", None) or "")
         is_script = file.endswith(".py") and file != "__main__.py"
         is_script = is_script and getattr(main, name, None) is step
-        module = file.removesuffix(".py") if is_script else None
-    return f"{module}:{name}" if module and name and "<" not in name else None
+        return f"{file.removesuffix('.py')}:{name}" if is_script else None
+    return f"{module}:{name}" if is_importable(step) else None
 
 
 def _files_of(ref: str, target: Any) -> dict[str, TrackedFile]:

@@ -22,6 +22,7 @@ import cloudpickle
 from batchmill.core.security.allowlist import check_step
 from batchmill.core.user_step.code.reachable import described, reachable_code
 from batchmill.core.user_step.fingerprint import described_value, imported_values
+from batchmill.core.user_step.import_reference import is_reference
 from batchmill.core.user_step.load import Step, check_target, load_step, reference_to
 from batchmill.core.user_step.tracked_file import track_file
 from batchmill.errors import StepError
@@ -82,7 +83,10 @@ def name_of(step: Any) -> str:
     if inspect.ismethod(step):
         return f"{_name_in_module(step.__func__)} (method)"
     if inspect.isfunction(step) or inspect.isclass(step):
-        return _name_in_module(step)
+        name = _name_in_module(step)
+        # A wrapper has the name of another step, which a later run must not take for it.
+        is_other = is_reference(name) and not name.startswith("__main__:")
+        return f"{name} (redefined)" if is_other else name
     return f"{_name_in_module(type(step))} (object)"
 
 

@@ -82,7 +82,7 @@ def value_code(label: str, target: object) -> ValueCode:
 
 
 def is_importable(target: Any) -> bool:
-    """Return whether another process gets a function or class by importing its module."""
+    """Return whether another process gets a function or class by its name in its module."""
     module = sys.modules.get(getattr(target, "__module__", None) or "")
     if module is None or module.__name__ == "__main__":
         return False
@@ -91,7 +91,8 @@ def is_importable(target: Any) -> bool:
     value: Any = module
     for name in getattr(target, "__qualname__", "").split("."):
         value = getattr(value, name, None)
-    return value is target
+    # Each look-up of a class method makes a new object.
+    return value is target or (inspect.ismethod(target) and value == target)
 
 
 class _Walk:
