@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pydantic
 import pytest
 import torch
@@ -59,6 +60,7 @@ def yields(*items):
         ({1: True}, [{"1": True}]),
         ({"lone": "a\ud800"}, [{"lone": "a?"}]),
         (enum.IntEnum("Level", ["LOW"])["LOW"], [{"value": 1}]),
+        (enum.Enum("Size", {"S": "small"}, type=str)["S"], [{"value": "small"}]),
         (np.str_("text"), [{"value": "text"}]),
         ({"d": np.datetime64("2026-01-02", "D")}, [{"d": "2026-01-02"}]),
         ({"t": np.datetime64("2026-01-02T03:04:05", "ns")}, [{"t": "2026-01-02T03:04:05"}]),
@@ -110,6 +112,8 @@ def test_values_survive_encoding(value):
         (b"\xff\xfe", "bytes"),
         (b"a\x00b", "bytes"),
         (b"a" * 1001, "bytes"),
+        # Its columns are attributes, as the name and value of an Enum are.
+        (pd.DataFrame({"name": ["a"], "value": [1]}), "DataFrame"),
     ],
 )
 def test_a_value_that_no_table_can_hold_is_rejected_with_its_key(value, kind):

@@ -1,6 +1,7 @@
 """Converts the result of a step to rows of the metadata table."""
 
 import dataclasses
+import enum
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -174,9 +175,10 @@ def _plain(value: Any, where: str, level: int = 1) -> Any:
             f"the value of {where[:80]!r} has more than {MAX_LEVELS} levels of lists and dicts. "
             "Write it to a file in `out`, and name the file in a row."
         )
-    if isinstance(value, int | str):  # A subclass: an IntEnum, a StrEnum, a numpy string.
-        plain: Any = int if isinstance(value, int) else str
-        return plain(getattr(value, "value", value))
+    if isinstance(value, enum.Enum):
+        return _plain(value.value, where, level)
+    if isinstance(value, int | str):  # A subclass, such as a numpy string.
+        return int(value) if isinstance(value, int) else str(value)
     if isinstance(value, float):
         return float(value)
     if type(value).__name__ in ("NAType", "NaTType"):  # pandas' missing values
@@ -196,8 +198,6 @@ def _plain(value: Any, where: str, level: int = 1) -> Any:
         return value.isoformat()
     if hasattr(value, "__fspath__"):
         return os.fsdecode(value)  # The `str` of an entry of `os.scandir` is not its path.
-    if hasattr(value, "value") and hasattr(value, "name"):  # an Enum
-        return _plain(value.value, where, level)
     if hasattr(value, "__float__"):  # A fraction, a Decimal, or a number of another library
         return float(value)
     if isinstance(value, bytes):
