@@ -71,7 +71,7 @@ def plan(
         manifest=manifest,
         step=step,
         output=output,
-        params=parse_params(param, params),
+        params=parse_params(param, params, step),
         options=options,
     )
     print_plan(request, cores or 0, json=json)

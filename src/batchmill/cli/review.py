@@ -70,7 +70,7 @@ def review(
     messages = console(stderr=True, quiet=json)
     result = reviews.review(
         absolute(str(dataset)),
-        params=parse_params(param, params),
+        params=parse_params(param, params, step),
         step=step or None,
         count=sample,
         seed=seed,

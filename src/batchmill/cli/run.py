@@ -83,7 +83,7 @@ def run(
             manifest=manifest,
             step=step,
             output=output,
-            params=parse_params(param, params),
+            params=parse_params(param, params, step),
             options=options,
             cluster=cluster.cluster(),
             store=store or None,

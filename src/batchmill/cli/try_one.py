@@ -74,9 +74,9 @@ def try_one(
     columns = parse_pairs(row, "--row", "label=dog")
     pairs = parse_pairs(file, "--file", "mask=a_mask.png")
     files = {column: str(path) for column, path in pairs.items()}
-    step_params = parse_params(param, params)
     with _stdout_to_stderr() if json else nullcontext():
         with _watched(place):
+            step_params = parse_params(param, params, step)
             loaded = load_step(step, step_params, search=os.getcwd(), file_columns=[*files])
         is_folder = input_kind == "folder"
         with _watched(place, limits):

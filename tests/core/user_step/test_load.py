@@ -181,6 +181,23 @@ def test_params_from_the_command_line(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1.10", "1.10"), ("1e5", "1e5"), ("Infinity", "Infinity"), ("true", "true"), ("5", 5)],
+)
+def test_a_number_stays_text_for_a_parameter_that_only_takes_text(
+    tmp_path, monkeypatch, text, expected
+):
+    monkeypatch.chdir(tmp_path)
+    code = "def step(source, *, name: str, either: int | str, number: float = 0, any=0): ..."
+    (tmp_path / "texts.py").write_text(code)
+    params = parse_params([f"name={text}", f"either={text}"], None, "texts:step")
+    assert params["name"] == expected
+    assert load_step("texts:step", params, search=".").params["name"] == text
+    numbers = {"number": json.loads(text), "any": json.loads(text)}
+    assert parse_params([f"number={text}", f"any={text}"], None, "texts:step") == numbers
+
+
+@pytest.mark.parametrize(
     ("content", "expected"), [("[1]", "holds a list"), ("{", "is not JSON"), (None, "No such file")]
 )
 def test_an_invalid_params_file_is_rejected(tmp_path, content, expected):

@@ -2,34 +2,51 @@
 
 import inspect
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+from batchmill.core.user_step.import_reference import import_step
 from batchmill.errors import OptionError, StepError
 
 if TYPE_CHECKING:
     import pydantic
 
 
-def parse_params(pairs: Sequence[str], file: Path | None = None) -> dict[str, Any]:
+def parse_params(pairs: Sequence[str], file: Path | None = None, step: str = "") -> dict[str, Any]:
     """Read parameters from `key=value` texts and a file.
 
     Args:
-        pairs: The texts. A value is JSON if it parses as JSON, else text.
+        pairs: The texts. A value is JSON if it parses as JSON, else text. A number stays text if
+            only the text fits the step's annotation, such as 1.10 for `version: str`.
         file: A JSON object with further parameters. The texts override it.
+        step: The reference of the step.
 
     Returns:
         The parameters.
 
     Raises:
         OptionError: A text or the file cannot be read.
+        StepError: The step cannot be imported.
 
     >>> parse_params(["seconds=2.5", "name=speech", 'ids=["a"]'])
     {'seconds': 2.5, 'name': 'speech', 'ids': ['a']}
     """
     read = _read_file(file.expanduser()) if file else {}
-    return read | parse_pairs(pairs, "--param", "seconds=5")
+    texts = _split_pairs(pairs, "--param", "seconds=5")
+    params = read | {name: _json_or_text(text) for name, text in texts.items()}
+    rewritten = [
+        name
+        for name, text in texts.items()
+        if isinstance(params[name], int | float) and str(params[name]) != text
+    ]
+    hints = hints_of(import_step(step, os.getcwd())) if step and rewritten else {}
+    for name in hints.keys() & {*rewritten}:
+        hint, text = hints[name], texts[name]
+        if not _fits(hint, params[name], params, strict=True) and _fits(hint, text, params):
+            params[name] = text
+    return params
 
 
 def parse_pairs(pairs: Sequence[str], option: str, example: str) -> dict[str, Any]:
@@ -46,16 +63,25 @@ def parse_pairs(pairs: Sequence[str], option: str, example: str) -> dict[str, An
     Raises:
         OptionError: A text has no key or no equals sign.
     """
-    values = {}
+    texts = _split_pairs(pairs, option, example)
+    return {name: _json_or_text(text) for name, text in texts.items()}
+
+
+def _split_pairs(pairs: Sequence[str], option: str, example: str) -> dict[str, str]:
+    texts = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not key.strip():
             raise OptionError(f"{option} {pair}: expected key=value, such as {option} {example}.")
-        try:
-            values[key.strip()] = json.loads(text)
-        except ValueError:
-            values[key.strip()] = text
-    return values
+        texts[key.strip()] = text
+    return texts
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def check_params(
@@ -142,7 +168,19 @@ def _type_fault(name: str, value: Any, hint: Any, error: "pydantic.ValidationErr
     return f"parameter {name!r} is {value!r} ({actual}), expected {expected}: {reason}."
 
 
-def _convert(hint: Any, value: Any, params: Mapping[str, Any]) -> Any:
+def _fits(hint: Any, value: Any, params: Mapping[str, Any], *, strict: bool | None = None) -> bool:
+    import pydantic
+
+    try:
+        _convert(hint, value, params, strict=strict)
+    except pydantic.ValidationError:
+        return False
+    return True
+
+
+def _convert(
+    hint: Any, value: Any, params: Mapping[str, Any], *, strict: bool | None = None
+) -> Any:
     import pydantic
 
     # The value 5 on the command line is a JSON number, even if the step expects text.
@@ -153,7 +191,7 @@ def _convert(hint: Any, value: Any, params: Mapping[str, Any]) -> Any:
         # Pydantic models and dataclasses have their own settings.
         adapter = pydantic.TypeAdapter(hint)
     # A validator of the annotation sees the other parameters as its context.
-    return adapter.validate_python(value, context=params)
+    return adapter.validate_python(value, strict=strict, context=params)
 
 
 def hints_of(target: Any) -> dict[str, Any]:
@@ -162,9 +200,9 @@ def hints_of(target: Any) -> dict[str, Any]:
     Empty if they cannot be read.
     """
     function = target.__init__ if inspect.isclass(target) else target
-    if not inspect.isroutine(function):
-        function = type(function).__call__
     try:
+        if not inspect.isroutine(function):
+            function = type(function).__call__
         return get_type_hints(function, include_extras=True)
     except Exception:  # noqa: BLE001  # An annotation is any expression. Then no type is checked.
         return {}
