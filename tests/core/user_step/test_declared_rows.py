@@ -1,16 +1,19 @@
 """The rows that a step declares with its return annotation."""
 
+import collections
 import dataclasses
 import datetime
 import enum
 import functools
 import pickle
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pydantic
 import pytest
 
@@ -50,6 +53,40 @@ class Data:
 
 class Model(pydantic.BaseModel):
     name: str
+
+
+class Open(pydantic.BaseModel, extra="allow"):
+    name: str = pydantic.Field(alias="Name")
+    _cache: int = pydantic.PrivateAttr(default=3)
+
+
+class Text(str):
+    __slots__ = ()
+
+
+@dataclasses.dataclass
+class Point:
+    VERSION: ClassVar[int] = 1
+    x: np.float32
+    vector: npt.NDArray[np.float32]
+    next: "Point | None"
+    _: dataclasses.KW_ONLY
+    unit: Final[str] = "m"
+    scale: dataclasses.InitVar[int] = 1
+
+
+@dataclasses.dataclass
+class Nested:
+    point: Point
+    points: list[Point]
+    levels: Annotated[dict[str, list[np.float32]], {"unit": "dB"}]
+    array: Annotated[npt.NDArray[np.float32], pydantic.AfterValidator(np.ndarray.max)]
+    level: Annotated[np.float32, pydantic.Field(le=0)]
+    length: datetime.timedelta
+    at: pd.Timestamp
+    text: Text
+    hash: np.uint64
+    decimal: list[Decimal]
 
 
 def one(source) -> Row:
@@ -120,7 +157,26 @@ def test_the_return_annotation_declares_the_rows(step, kind, row):
     assert (found and found.row) is row
 
 
+POINT = '{"x":1,"vector":[1],"next":null,"unit":"m"}'
+NESTED = (
+    f'[{{"point":{POINT.replace("null", POINT)},"points":[{POINT}],"levels":{{"a":[1]}},'
+    '"array":[1.5],"level":-1.5,"length":5.0,"at":"2026-01-01T00:00:00","text":"a",'
+    '"hash":18446744073709551615,"decimal":[0.5]}]'
+)
+
+
 def test_the_types_of_columns():
+    assert DeclaredRows(Point).columns == {
+        "x": "float64",
+        "vector": "list:float32",
+        "unit": "string",
+    }
+    assert DeclaredRows(Nested).columns == {
+        "array": "list:float32",
+        "level": "float64",
+        "text": "string",
+        "hash": "uint64",
+    }
     assert DeclaredRows(Row).columns == {"label": "string", "peak": "float64", "count": "int64"}
     assert DeclaredRows(Data).columns == {
         "vector": "list:float32",
@@ -144,7 +200,12 @@ DATA = (
     [
         (Row, '[{"label":"a","peak":1}, {"label":"b","peak":NaN,"count":null}]'),
         (Named, '[{"name":"a"}]'),
-        (Model, "[]"),
+        (collections.namedtuple("Old", "name"), '[{"name":[1]}]'),
+        (Model, '[{"name":"a"}]'),
+        (Open, '[{"name":"a","other":1}]'),
+        (Point, f"[{POINT}]"),
+        (Nested, NESTED),
+        (Nested, NESTED.replace("5.0", '"P0DT0H0M5S"')),
         (Data, DATA),
         (Data, DATA.replace("[1.5]", "[1.5,2,null,9223372036854775813]")),
     ],
@@ -179,6 +240,11 @@ def test_rows_as_declared_are_accepted(row, text):
         ),
         (Data, DATA.replace("[1.5]", "1.5"), "'vector' is 1.5; Data declares a valid array"),
         (Data, DATA.replace('"limited":0', '"limited":-1'), "'limited' is -1"),
+        (Data, DATA.replace('"limited":0', '"limited":9223372036854775808'), "declares less than"),
+        (Data, DATA.replace("[1,2]", "[1,-9223372036854775809]"), "declares greater than"),
+        (Nested, NESTED.replace('"x":1', '"x":"1"'), "'point.x' is '1'"),
+        (Nested, NESTED.replace("[1.5]", '["1"]'), "declares an array of float32"),
+        (Nested, NESTED.replace("-1.5", "1.5"), "'level' is 1.5"),
     ],
 )
 def test_other_rows_are_refused(row, text, message):

@@ -11,28 +11,32 @@ import inspect
 import types
 import typing
 from collections import abc
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import PurePath
-from typing import Any, get_args, get_origin, get_type_hints
+from pathlib import Path, PurePath
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import pydantic
 
 from batchmill.core.user_step.calls import called_on
 from batchmill.core.user_step.params import hints_of
 
-# The name of the type of a column in Arrow, by the type that a step declares.
-_COLUMNS: Mapping[type, str] = {bool: "bool", int: "int64", float: "float64", str: "string"}
+# An integer with more bits would make the column text, in the rows of all inputs.
+_INT64 = Annotated[int, pydantic.Field(ge=-(2**63), lt=2**63)]
+_UINT64 = Annotated[int, pydantic.Field(ge=0, lt=2**64)]
+_DURATION = datetime.timedelta | float  # In seconds.
+# The name of the type of a column in Arrow, by the type of its values in JSON.
+_COLUMNS: Mapping[Any, str] = {
+    bool: "bool", _INT64: "int64", _UINT64: "uint64", float: "float64", str: "string",
+    Path: "string",
+}  # fmt: skip
 _LISTS = (list, tuple, set, frozenset)
 # A step that returns one of these returns several rows.
 _SEVERAL = (
     *(list, abc.Iterator, abc.Iterable, abc.Generator, abc.Sequence),
     *(abc.AsyncIterator, abc.AsyncIterable, abc.AsyncGenerator),
-)
-# The types that a JSON value can be checked against. pydantic knows many more.
-_CHECKED = (
-    *(bool, int, float, str, list, tuple, set, frozenset, dict, type(None)),
-    *(datetime.date, datetime.time, datetime.timedelta, enum.Enum),
 )
 _LIST = "list:"
 
@@ -66,8 +70,6 @@ class DeclaredRows:
         Raises:
             RowTypeError: A row has other keys or values than declared.
         """
-        import pydantic
-
         try:
             self._adapter.validate_json(text, strict=True)
         except pydantic.ValidationError as error:
@@ -88,16 +90,7 @@ class DeclaredRows:
 
     @cached_property
     def _adapter(self) -> Any:
-        import pydantic
-
-        config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-        required = getattr(self.row, "__required_keys__", None)
-        fields: dict[str, Any] = {}
-        for number, (name, hint) in enumerate(_hints(self.row).items()):
-            default = ... if required is None or name in required else None
-            # Any name can be a key, but not the name of a field.
-            fields[f"field_{number}"] = (_plain(hint), pydantic.Field(default, alias=name))
-        model: Any = pydantic.create_model("Row", __config__=config, **fields)
+        model: Any = _model(self.row, ())
         return pydantic.TypeAdapter(list[model])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -156,11 +149,17 @@ def _is_row(hint: Any) -> bool:
 
 
 def _hints(row: Any) -> dict[str, Any]:
+    """Return the annotations of the fields of a row."""
     hints = get_type_hints(row, include_extras=True)
-    qualifiers = (typing.Required, typing.NotRequired)
+    names: Iterable[str] = getattr(row, "model_fields", getattr(row, "_fields", hints))
+    if dataclasses.is_dataclass(row):
+        # The annotations of class variables, of `InitVar` and of `KW_ONLY` are no fields.
+        names = [field.name for field in dataclasses.fields(row)]
+    qualifiers = (typing.Required, typing.NotRequired, typing.Final)
+    found = {name: hints.get(name, Any) for name in names}
     return {
         name: get_args(hint)[0] if get_origin(hint) in qualifiers else hint
-        for name, hint in hints.items()
+        for name, hint in found.items()
     }
 
 
@@ -176,30 +175,68 @@ def _dtype(hint: Any) -> str | None:
         return None
 
 
-def _plain(hint: Any) -> Any:
-    """Return the type of a value after it was converted to JSON."""
+def _model(row: Any, outer: tuple[Any, ...]) -> Any:
+    """Return a model of a row after it was converted to JSON."""
+    settings = row.model_config if hasattr(row, "model_fields") else {}
+    allows = settings.get("extra") == "allow"
+    required = getattr(row, "__required_keys__", None)
+    fields: dict[str, Any] = {}
+    for number, (name, hint) in enumerate(_hints(row).items()):
+        default = ... if required is None or name in required else None
+        # Any name can be a key, but not the name of a field.
+        field = pydantic.Field(default, alias=name)
+        fields[f"field_{number}"] = (_plain(hint, (*outer, row)), field)
+    config = pydantic.ConfigDict(extra="allow" if allows else "forbid")
+    return pydantic.create_model("Row", __config__=config, **fields)
+
+
+def _plain(hint: Any, outer: tuple[Any, ...] = ()) -> Any:
+    """Return the type of a value after it was converted to JSON.
+
+    `outer` are the rows that contain it.
+    """
     import numpy as np
 
-    origin = get_origin(hint)
+    origin, members = get_origin(hint), get_args(hint)
     if origin is np.ndarray:
         return _array(_dtype(hint))
+    if origin is Annotated:
+        plain = _plain(members[0], outer)
+        # The fields of a model have other names, so a discriminator is not found.
+        rules = [rule for rule in members[1:] if getattr(rule, "discriminator", None) is None]
+        is_other = plain in (Any, _DURATION) or get_origin(members[0]) is np.ndarray
+        return plain if is_other or not rules else Annotated[plain, *rules]
     if origin in (typing.Union, types.UnionType):
-        return typing.Union[tuple(_plain(member) for member in get_args(hint))]  # noqa: UP007
-    if not isinstance(hint, type) or origin is not None:
+        return typing.Union[tuple(_plain(member, outer) for member in members)]  # noqa: UP007
+    if origin is not None and origin is not typing.Literal:
+        inner = tuple(_plain(member, outer) for member in members)
+        return origin[inner] if inner else origin
+    hint = getattr(hint, "__supertype__", hint)  # A NewType.
+    if not isinstance(hint, type):
         return hint
-    if hint.__name__ == "File" or issubclass(hint, PurePath):
+    if _is_row(hint):
+        return Any if hint in outer else _model(hint, outer)
+    if hint.__name__ == "File":
         return str
-    known = {np.bool_: bool, np.integer: int, np.floating: float, np.str_: str}
-    for kind, plain in known.items():
-        if issubclass(hint, kind):
-            return plain
-    return hint if issubclass(hint, _CHECKED) or _is_row(hint) else Any
+    same = (datetime.datetime, datetime.date, datetime.time, *_LISTS, dict, type(None))
+    known: list[tuple[Any, Any]] = [
+        (enum.Enum, hint),
+        (PurePath, Path),
+        ((bool, np.bool_), bool),
+        ((datetime.timedelta, np.timedelta64), _DURATION),
+        (np.uint64, _UINT64),
+        ((int, np.integer), _INT64),
+        ((float, np.floating), float),
+        (str, str),
+        *((kind, kind) for kind in same),
+    ]
+    # pydantic knows more types, but accepts some of them only as objects, not as JSON.
+    return next((plain for kinds, plain in known if issubclass(hint, kinds)), Any)
 
 
 def _array(dtype: str | None) -> Any:
     """Return the type of nested lists whose values fit the dtype of an array."""
     import numpy as np
-    import pydantic
     import pydantic_core
 
     members: dict[str, set[type]] = {
@@ -218,7 +255,7 @@ def _array(dtype: str | None) -> Any:
         text = "Input should be an array of {dtype}"
         raise pydantic_core.PydanticCustomError("array", text, {"dtype": dtype})
 
-    return typing.Annotated[list, pydantic.AfterValidator(check)]
+    return Annotated[list, pydantic.AfterValidator(check)]
 
 
 def _column(hint: Any) -> str:
@@ -226,14 +263,14 @@ def _column(hint: Any) -> str:
     if get_origin(hint) in (typing.Union, types.UnionType):
         members = [member for member in get_args(hint) if member is not type(None)]
         return _column(members[0]) if len(members) == 1 else ""
-    if get_origin(hint) is typing.Annotated:
+    if get_origin(hint) is Annotated:
         return _column(get_args(hint)[0])
     dtype = _dtype(hint)
     if dtype:
         return _LIST + dtype
-    plain = _plain(hint)
-    if get_origin(plain) in _LISTS:
-        members = [member for member in get_args(plain) if member is not Ellipsis]
-        inner = {_column(member) for member in members}
+    if get_origin(hint) in _LISTS:
+        inner = {_column(member) for member in get_args(hint) if member is not Ellipsis}
         return _LIST + inner.pop() if len(inner) == 1 and inner <= {*_COLUMNS.values()} else ""
-    return _COLUMNS.get(plain, "") if isinstance(plain, type) else ""
+    plain = _plain(hint)
+    # Not a look-up: annotations can contain values without a hash.
+    return next((kind for made, kind in _COLUMNS.items() if made == plain), "")

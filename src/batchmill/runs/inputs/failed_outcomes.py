@@ -14,6 +14,7 @@ from batchmill.core.security.redaction import without_secrets
 from batchmill.core.storage.faults import FULL
 from batchmill.core.storage.local import has_room, remove_folder
 from batchmill.core.storage.store import NO_ROOM
+from batchmill.core.user_step.declared_rows import RowTypeError
 from batchmill.errors import RetryAfter, StoreError
 from batchmill.runs.inputs.outputs import OutputError
 from batchmill.runs.inputs.staging import CONFINED_FOLDERS, Input, StagingArea
@@ -104,7 +105,7 @@ def failure_of(
         outcome = outcome._replace(message=f"{outcome.message}. {limit}")
     if _is_fault_of_code(error):
         outcome = outcome._replace(retry_after=math.inf)  # The next attempt would fail, too.
-    if refusal is error or isinstance(error, OutputError):
+    if refusal is error or isinstance(error, OutputError | RowTypeError):
         return outcome
     return outcome._replace(traceback=_traceback_of(error))
 
