@@ -1,5 +1,6 @@
 """Test running models over files, with all kinds of references and files."""
 
+import dataclasses
 import json
 import shutil
 
@@ -338,12 +339,19 @@ def test_the_message_about_a_model_that_is_too_large_names_the_device():
 NAN = float("nan")
 
 
+@dataclasses.dataclass
+class Scores:
+    score: torch.Tensor
+
+
 @pytest.mark.parametrize(
     "output",
     [
         {"score": torch.tensor([1.0, NAN])},
         {"score": torch.tensor([1.0, NAN], dtype=torch.bfloat16)},
         [{"score": torch.tensor(NAN)}],
+        Scores(torch.tensor([1.0, NAN])),
+        [Scores(torch.tensor(1.0)), Scores(torch.tensor(NAN))],
         [{"score": 1.0}, {"score": NAN}],
         {"score": np.array([NAN, 1.0], np.float16)},
     ],

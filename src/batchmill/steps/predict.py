@@ -20,6 +20,7 @@ from batchmill.datasets.reading.open_file import choose_load
 from batchmill.datasets.reading.padding import pad_collate
 from batchmill.errors import OptionError, StepError
 from batchmill.runs.inputs.batch_runner import ResultError, results_of
+from batchmill.runs.inputs.rows import fields_of
 from batchmill.steps.inference.copies import Copies, copies_of
 from batchmill.steps.inference.model_step import is_model_file
 from batchmill.steps.inference.models import (
@@ -31,6 +32,12 @@ from batchmill.steps.inference.models import (
 )
 
 _COLLATES = {"default": torch.utils.data.default_collate, "pad": pad_collate}
+
+
+def _opened(value: Any) -> Any:
+    """Return a dataclass or another record of tensors as a dict, because torch looks into dicts."""
+    fields = fields_of(value)
+    return value if fields is None else tree_map(_opened, fields)
 
 
 def _refuse_nan(value: Any) -> None:
@@ -109,8 +116,8 @@ class PredictItems:
     The model is called with a tensor, with the entries of a dict as keyword arguments, or with the
     items of a tuple as positional arguments. With `classes`, its output is a score per class
     (logits), and rows have `predicted` (the class with the highest score) and `probability` (by
-    softmax). Otherwise rows have `prediction`, or the entries of the dict or NamedTuple that the
-    model returns. An input fails if the model returns NaN for it.
+    softmax). Otherwise rows have `prediction`, or the entries of the dict, NamedTuple or dataclass
+    that the model returns. An input fails if the model returns NaN for it.
     """
 
     # The model of a subclass that `predict_with` has made. A tuple, because a function that is an
@@ -206,8 +213,9 @@ class PredictItems:
         Returns:
             A function that returns the model's output, in main memory: a tensor, or a dict or
             NamedTuple of tensors, with one entry per sample in the first dimension, or a list with
-            a dict per sample. It raises ValueError if a tensor of the output contains NaN. Each
-            input of the batch is then executed alone, and only those with NaN fail.
+            a dict per sample. A dataclass becomes a dict. It raises ValueError if a tensor of the
+            output contains NaN. Each input of the batch is then executed alone, and only those with
+            NaN fail.
 
         Raises:
             ResultError: The model returned a plain tuple.
@@ -226,7 +234,7 @@ class PredictItems:
                     f"the model returned a tuple of {len(output)} values without names. "
                     "Return a tensor, a dict or a NamedTuple."
                 )
-            output, wait = copies.to_memory(output)
+            output, wait = copies.to_memory(tree_map(_opened, output))
 
         def finish() -> Any:
             wait()
