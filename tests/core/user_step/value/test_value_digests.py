@@ -208,6 +208,29 @@ def test_a_pydantic_model_stays_the_same_in_another_process_and_after_its_use():
     assert digests(value_code("cell", used["step"])) == digests(value_code("cell", same["step"]))
 
 
+@pytest.mark.parametrize(
+    ("made", "use"),
+    [
+        ("pd.Series([1, VAR], pd.date_range('2026', periods=2, tz='UTC'))", "X.loc['2026-01-01']"),
+        ("pd.DataFrame({'t': pd.to_datetime(['202VAR-01-01']), 'x': 1})", "X.loc[0]"),
+        ("pd.Series([1], pd.period_range('202VAR', periods=1, freq='M'))", "X.loc['2021-01']"),
+        ("Plain(VAR)", "X.total"),
+        ("Model(x=VAR)", "X.total"),
+    ],
+)
+def test_the_use_of_a_value_that_keeps_results_changes_nothing(made, use):
+    text = (
+        "import functools, pandas as pd, pydantic\n"
+        "class Total:\n  @functools.cached_property\n  def total(self): return self.x + 1\n"
+        "class Plain(Total):\n  def __init__(self, x): self.x = x\n"
+        "class Model(Total, pydantic.BaseModel):\n  x: int\n"
+        f"X = {made}\ndef step(s): return X"
+    )
+    unused, other = (digests(code_of(text.replace("VAR", value))) for value in "12")
+    used = digests(code_of(f"{text}\n{use}".replace("VAR", "1")))
+    assert unused == used != other
+
+
 @pytest.mark.parametrize("with_source", [True, False])
 @pytest.mark.parametrize("case", CHANGED.values(), ids=CHANGED)
 def test_the_step_changes_with(case, with_source):

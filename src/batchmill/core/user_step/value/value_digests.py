@@ -189,6 +189,9 @@ class _Walk:
         if torch and isinstance(value, torch.Tensor) and value.layout is torch.strided:
             # The pickle of a tensor contains an address of this process.
             return [kind.__name__, *_tensor_parts(value)]
+        pandas = sys.modules.get("pandas")
+        if pandas and isinstance(value, pandas.api.extensions.ExtensionArray):
+            value = value.copy()  # Without the results of look-ups, which pandas keeps in it.
         try:
             # The parts that pickle would send to another process.
             reducer = copyreg.dispatch_table.get(kind)
@@ -203,6 +206,7 @@ class _Walk:
         self._kept.append(reduced)
         # Iterators of items: a list, and a dict.
         parts = [list(p) if isinstance(p, Iterator) else p for p in reduced]
+        parts[2:3] = [_without_cached(kind, state) for state in parts[2:3]]
         self._kept.append(parts)
         return [self._token(part, path) for part in parts]
 
@@ -290,6 +294,20 @@ class _Walk:
     def _end(self, key: str, path: tuple[str, ...], tokens: Iterable[str]) -> str:
         self.found[key] = Definition(digest("code", *tokens), " > ".join(path))
         return f"@{key}"
+
+
+def _without_cached(kind: type, state: Any) -> Any:
+    """Return a state without the values of cached properties, which follow from the others."""
+    if isinstance(state, tuple):  # The attributes, and those in slots.
+        return tuple(_without_cached(kind, part) for part in state)
+    if not isinstance(state, dict):
+        return state
+    return {
+        # The state of a pydantic model has its attributes in this key.
+        name: _without_cached(kind, value) if name == "__dict__" else value
+        for name, value in state.items()
+        if not isinstance(inspect.getattr_static(kind, str(name), None), functools.cached_property)
+    }
 
 
 def _tensor_parts(tensor: Any) -> list[str]:
