@@ -76,6 +76,25 @@ def test_a_bundle_shows_the_same_error_elsewhere(dataset, tmp_path, capsys):
     assert "secret-value-0123" not in (other / "step" / "reproduced" / "outer.py").read_text()
 
 
+def test_a_bundle_stays_valid_with_urls_and_without_secrets(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SEED_KEY", "1234567")
+    monkeypatch.setenv("NAME_KEY", "recording")
+    source = 'def step(source, url, seed, also):\n    """As in https://host/a?b=c#d"""\n    1 / 0\n'
+    Path("documented.py").write_text(source)
+    Path("recording.txt").write_text("a")
+    Path("m.csv").write_text("input\nrecording.txt\n")
+    params = {"url": "https://host/a?b=c", "seed": 1234567, "also": ["https://host/a?token=b"]}
+    policy = FailurePolicy(retries=0)
+    run_job("m.csv", "documented:step", "out", policy=policy, **params)
+    write_reproduction("out", "recording.txt", tmp_path / "b.zip")
+    with zipfile.ZipFile(tmp_path / "b.zip") as bundle:
+        job = json.loads(bundle.read("job.json"))
+        assert bundle.read("step/documented.py").decode() == source
+        assert bundle.read(f"input/{job['file']}") == b"a"
+    assert job["params"] == params | {"also": ["https://***host/a"]}
+
+
 @pytest.mark.parametrize("time", [1, 2**33])
 def test_a_bundle_has_an_input_of_any_time(dataset, tmp_path, time):
     os.utime("b.txt", (time, time))

@@ -5,7 +5,7 @@ import pytest
 from harness.jobs import run_job
 
 from batchmill.core.security.credentials import Access, access_to, granted
-from batchmill.core.security.redaction import without_secrets
+from batchmill.core.security.redaction import without_secrets, without_secrets_in_source
 from batchmill.core.user_step.load import load_step
 from batchmill.runs.inputs.single_input import run_single_input
 
@@ -76,3 +76,22 @@ def test_only_values_that_may_be_secret_are_hidden(monkeypatch, options, text, s
     with access_to([Access(url="s3://lab", options=options)]):
         assert "sesame" not in repr(granted())
         assert without_secrets(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"$schema":"http://json-schema.org/schema#","limit":3}', None),
+        ('API = "https://host/words?format=json"', None),
+        ('f"https://host/a?token={token}", "https://host/b?token="', None),
+        ("url = f'postgresql://{user}:{password}@host/a'", None),
+        ('a = "https://host/a:b",x@y', None),
+        ("https://host/a?size=2,5\n", None),
+        ('("https://user:sesame@host/a", 5)', '("https://***host/a", 5)'),
+        ("https://host/a?sig=sesame,5\n", "https://***host/a,5\n"),
+        ('KEY = "sesame"', 'KEY = "***"'),
+    ],
+)
+def test_source_code_and_data_stay_valid_without_secrets(monkeypatch, text, expected):
+    monkeypatch.setenv("LAB_TOKEN", "sesame")
+    assert without_secrets_in_source(text) == (expected or text)

@@ -133,6 +133,12 @@ def test_the_command_of_a_group_shows_its_error(run, tmp_path):
     assert 'mode="3"' in words  # A text that looks like a number stays a text.
 
 
+def test_the_command_of_a_group_has_its_urls_without_secrets(run):
+    (group,) = run({"a.txt": "bad"}, mode="https://host/a?b=1&c", level="https://host/a?token=b c")
+    words = shlex.split(group.command)
+    assert {"mode=https://host/a?b=1&c", "level=https://***host/a c"} <= {*words}
+
+
 def test_the_command_of_a_group_has_the_limit_that_its_inputs_exceeded(run):
     contents = {"a.txt": "hang", "b.txt": "fill", "c.txt": "bad"}
     groups = run(contents, limits={"timeout": 1.5, "memory_limit": "100M"})

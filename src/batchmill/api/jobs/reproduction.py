@@ -18,7 +18,7 @@ import pyarrow as pa
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.ledger.open import last_run, open_ledger
 from batchmill.core.planning.run_spec import RunSpec, input_places, read_spec
-from batchmill.core.security.redaction import without_secrets
+from batchmill.core.security.redaction import without_secrets, without_secrets_in_source
 from batchmill.core.sizes import readable_size
 from batchmill.core.storage import is_url, open_store, remote
 from batchmill.core.storage.addresses import parse_address
@@ -69,7 +69,7 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
     row = {key: row[key] for key in row if spec.takes_rows and key not in spec.file_columns}
     further = {column: f"{column}/{last_part(files[column])}" for column in files}
     file = last_part(name)
-    job = {"file": file, "step": spec.step, "params": spec.params, "row": row}
+    job = {"file": file, "step": spec.step, "params": _redacted(spec.params), "row": _redacted(row)}
     job["kind"] = "folder" if spec.folders else "file"
     job["recorded"] = f"{record['outcome']} {record['error']}".strip()
     names = {file: name} | {further[column]: files[column] for column in files}
@@ -86,7 +86,7 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
         "run.py": (_TEXTS / "run.py.txt").read_text(),
         "README.txt": readme.format(version=VERSION, left_out=left_out),
         "job.json": json.dumps(job | {"files": further}, indent=2, ensure_ascii=False),
-        "outcome.txt": _outcome_text(record),
+        "outcome.txt": without_secrets(_outcome_text(record)),
         "versions.txt": "\n".join(_versions()) + "\n",
     }
     with tempfile.TemporaryDirectory(prefix="batchmill-") as folder:
@@ -102,13 +102,22 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
                     bundle.write(path, f"input/{target}")
                 for target, source in (data_files | sources).items():
                     text = Path(source).read_bytes().decode(errors="surrogateescape")
-                    data = without_secrets(text).encode(errors="surrogateescape")
+                    data = without_secrets_in_source(text).encode(errors="surrogateescape")
                     bundle.writestr(f"step/{target}", data)
                 for target, text in texts.items():
-                    bundle.writestr(target, without_secrets(text))
+                    bundle.writestr(target, text)
         except BaseException:
             output.unlink()  # It would look complete.
             raise
+
+
+def _redacted(value: Any) -> Any:
+    """Return JSON data without secrets. Only its texts change, so it stays valid."""
+    if isinstance(value, Mapping):
+        return {name: _redacted(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [*map(_redacted, value)]
+    return without_secrets_in_source(value) if isinstance(value, str) else value
 
 
 def _local_copy(root: str, name: str, path: str) -> str:

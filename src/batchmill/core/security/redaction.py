@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from batchmill.core.security.credentials import granted
-from batchmill.core.urls import hide_secrets
+from batchmill.core.urls import hide_secrets, shown_url
 
 # The names of variables and options that may hold a credential.
 _SECRET_NAME = re.compile(
@@ -17,6 +17,8 @@ _SECRET_NAME = re.compile(
 _IN_CONNECTION_STRING = re.compile(r"(?:AccountKey|SharedAccessSignature)=([^;]+)")
 # A shorter value could be a part of any word.
 _SHORTEST_SECRET = 6
+# A URL in code, JSON or CSV. It ends before a quote, a comma, or a value that is computed.
+_URL = re.compile(r"""[A-Za-z][\w+.-]{1,20}://[^\s"'`<>{}\\,]*[^\s"'`<>{}\\,=]""")
 _NO_SECRETS = ("region_name", "profile", "username", "account_name", "project")
 
 
@@ -26,15 +28,30 @@ def names_a_secret(name: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """Replace the credentials of this process in a text.
+    """Replace the credentials of this process in a text for people, such as a message.
 
     These are the environment's variables whose names suggest a credential, the options of fsspec
     and of the stores in use, and the passwords and queries of URLs.
     """
+    return hide_secrets(_without_known(text))
+
+
+def without_secrets_in_source(text: str) -> str:
+    """Replace credentials as `without_secrets` does, in a text that a program reads.
+
+    Quotes stay, and a URL stays unless it seems to hold a credential.
+
+    >>> without_secrets_in_source('get("https://host/a?size=2", "https://host/b?token=abc")')
+    'get("https://host/a?size=2", "https://***host/b")'
+    """
+    return _URL.sub(lambda url: shown_url(url[0]), _without_known(text))
+
+
+def _without_known(text: str) -> str:
     # Replace the longest first, because a secret may be a part of another one.
     for secret in sorted(set(_secrets()), key=len, reverse=True):
         text = text.replace(secret, "***")
-    return hide_secrets(text)
+    return text
 
 
 def _secrets() -> Iterator[str]:

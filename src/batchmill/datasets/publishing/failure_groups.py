@@ -25,7 +25,7 @@ from batchmill.core.failure_causes import is_library, normalised
 from batchmill.core.ledger.state import OK, State, as_shown
 from batchmill.core.outcome import one_line
 from batchmill.core.planning.run_spec import RunSpec
-from batchmill.core.security.redaction import without_secrets
+from batchmill.core.security.redaction import without_secrets_in_source
 from batchmill.core.sizes import counted, list_counts, readable_size
 from batchmill.core.storage.addresses import parse_address
 from batchmill.core.storage.large_tables import Column, count_values, slices
@@ -345,7 +345,7 @@ def _try_command(spec: RunSpec, record: Mapping[str, Any], outcome: str) -> str:
         words += ["--timeout", f"{spec.policy.timeout:g}"]
     if outcome == "oom" and spec.policy.memory_limit:
         words += ["--memory-limit", spec.policy.memory_limit]
-    return without_secrets(shlex.join(words))
+    return shlex.join(map(without_secrets_in_source, words))
 
 
 def _argument(value: Any) -> str:
