@@ -1,6 +1,10 @@
 """Inputs of several files: columns of the manifest name the companions of each input."""
 
 import os
+import shlex
+import subprocess
+import sys
+import zipfile
 from functools import partial
 
 import pandas as pd
@@ -10,12 +14,15 @@ from harness.object_store import upload
 
 import batchmill
 from batchmill import ManifestError, StepError
+from batchmill.api.jobs.reproduction import write_reproduction
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.planning.prepare import prepare
+from batchmill.core.planning.run_spec import read_spec
 from batchmill.core.storage import LocalStore
 from batchmill.core.user_step.load import load_step
 from batchmill.datasets.exporting.run_export import export_dataset
 from batchmill.datasets.exporting.verify_export import find_differences
+from batchmill.datasets.publishing.failure_groups import read_failures
 from batchmill.runs.inputs.single_input import run_single_input
 from batchmill.testing import check_step
 
@@ -188,6 +195,36 @@ def test_one_input_is_tried_with_its_companions(folder):
     files = {"mask": "a_mask.txt", "note": "note.txt"}
     outcome = run_single_input(step, "a.txt", {}, None, files)
     assert '"text":"a under a"' in outcome.rows.replace(": ", ":")
+    for step in ("overlay", "Pairs"):
+        files = {"mask": None} | ({"note": "note.txt"} if step == "overlay" else {})
+        assert batchmill.try_one("c.txt", f"overlays:{step}", files=files).rows[0]["text"] == (
+            "cnothing"
+        )
+
+
+def test_an_input_with_an_empty_cell_is_tried_and_reproduced(folder):
+    (folder / "masked.py").write_text(
+        "def step(source, mask):\n    raise ValueError(f'no mask: {mask!r}')\n"
+    )
+    run(folder, step="masked:step", file_columns="mask")
+    ledger = Ledger(LocalStore("out"))
+    (command,) = [
+        group.command
+        for group in read_failures(ledger.state(), read_spec(ledger, 1)).groups
+        if "None" in group.message
+    ]
+    ran = subprocess.run(
+        [sys.executable, "-m", *shlex.split(command)], capture_output=True, text=True, timeout=60
+    )
+    assert "ValueError: no mask: None" in ran.stdout, ran.stderr
+    write_reproduction("out", "c.txt", folder / "b.zip")
+    with zipfile.ZipFile("b.zip") as bundle:
+        bundle.extractall("bundle")
+    ran = subprocess.run(
+        [sys.executable, "bundle/run.py"], capture_output=True, text=True, timeout=60
+    )
+    assert "ValueError: no mask: None" in ran.stdout, ran.stderr
+    assert ran.returncode == 1
 
 
 def test_numbers_are_names_of_companions(folder):
@@ -238,6 +275,15 @@ def test_a_step_is_checked_with_companions(folder):
     files = [{"mask": folder / "a_mask.txt", "note": folder / "note.txt"}]
     rows = check_step("overlays:overlay", [folder / "a.txt"], files=files)
     assert [row["text"] for row in rows] == ["a under a"]
+    for empty in ({"mask": None}, {}):
+        rows = check_step(
+            "overlays:overlay",
+            [folder / "a.txt", folder / "c.txt"],
+            files=[*files, empty | {"note": folder / "note.txt"}],
+        )
+        assert [row["text"] for row in rows] == ["a under a", "cnothing"]
+    rows = check_step("overlays:Pairs", [folder / "c.txt"], files=[{"mask": None}])
+    assert rows[0]["text"] == "cnothing"
 
     (folder / "spoiling.py").write_text(
         "def spoil(source, mask):\n    mask.write_text('spoilt')\n    return {}\n"

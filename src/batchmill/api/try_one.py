@@ -62,7 +62,7 @@ def try_one(
     params: Mapping[str, Any] | None = None,
     row: Mapping[str, Any] | None = None,
     input_kind: Literal["file", "folder"] = "file",
-    files: Mapping[str, str | os.PathLike[str]] | None = None,
+    files: Mapping[str, str | os.PathLike[str] | None] | None = None,
     keep: str | os.PathLike[str] | None = None,
 ) -> TryResult:
     """Run a step on one input in this process, without Prefect and Ray.
@@ -76,7 +76,8 @@ def try_one(
         params: The step's keyword arguments.
         row: Other columns of the manifest.
         input_kind: "folder" if the input is a folder with all of its files.
-        files: The input's further files by column, as `file_columns` of `run` gives them.
+        files: The input's further files by column, as `file_columns` of `run` gives them. None for
+            an empty cell.
         keep: New or empty folder for the files that the step writes. Default: they are deleted.
 
     Returns:
@@ -86,7 +87,7 @@ def try_one(
         OptionError: There is no such file, or a parameter cannot be written as JSON.
         StepError: The step cannot be loaded, or does not accept these params.
     """
-    others = {column: os.fspath(path) for column, path in (files or {}).items()}
+    others = {column: os.fspath(path or "") for column, path in (files or {}).items()}
     plain = plain_params(params or {})
     loaded = load_given_step(step, plain, search=os.getcwd(), file_columns=[*others])
     place, folder = os.fspath(input), Path(keep) if keep else None

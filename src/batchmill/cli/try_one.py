@@ -60,8 +60,8 @@ def try_one(
         input: The input: the path or URL of one file.
         row: Value of another manifest column: key=value. Repeatable.
         input_kind: folder if the input is a folder with all of its files.
-        file: Further file of the input: column=path, as with run --file-columns.
-            Repeatable.
+        file: Further file of the input: column=path, as with run --file-columns. column= for an
+            empty cell. Repeatable.
         keep: New or empty folder for the files that the step writes. Default: they are deleted.
         timeout: Seconds for the input, with the time to fetch it. Then the stack of the step is
             printed, and the command ends. 0: no limit.

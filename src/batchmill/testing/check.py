@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def check_step(
     *,
     params: Mapping[str, Any] | None = None,
     rows: Sequence[Mapping[str, Any]] | None = None,
-    files: Sequence[Mapping[str, str | os.PathLike[str]]] | None = None,
+    files: Sequence[Mapping[str, str | os.PathLike[str] | None]] | None = None,
 ) -> list[dict[str, Any]]:
     """Run a step over copies of some files, check it, and return its rows.
 
@@ -44,6 +45,7 @@ def check_step(
         rows: The manifest's other columns of each sample, such as `label` for a torch Dataset that
             takes labels.
         files: The further files of each sample by column, as `file_columns` of `run` gives them.
+            None for an empty cell.
 
     Returns:
         The rows of all samples. `input` is the sample's file name.
@@ -60,13 +62,14 @@ def check_step(
     try:
         _check_arguments(paths, rows=rows, files=files)
         with scratch_folder() as folder:
+            columns = dict.fromkeys(chain.from_iterable(files or []))
             trial = Trial(
                 folder=folder / "first",
                 step=step,
                 params=params or {},
                 samples=paths,
                 rows=rows or [{}] * len(paths),
-                companions=files or [{}] * len(paths),
+                companions=[columns | dict(given) for given in files or [{}] * len(paths)],
             )
             trial.set_up()
             before = trial.seen()

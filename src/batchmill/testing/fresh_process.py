@@ -129,7 +129,9 @@ def _answer(task: Mapping[str, Any]) -> dict[str, Any]:
         inputs = [
             Input(
                 *(name, input_id(name), path, row),
-                companions={column: Companion(place, place) for column, place in files.items()},
+                companions={
+                    column: place and Companion(place, place) for column, place in files.items()
+                },
             )
             for name, path, row, files in task["inputs"]
         ]

@@ -5,7 +5,6 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ class Trial:
     """A folder with copies of the samples, and a dataset made from them.
 
     The name of an input is NUMBER/FOLDER/NAME, because samples may have the same file name.
+    The `companions` of all samples have the same columns, with None for an empty cell.
     """
 
     folder: Path
@@ -34,7 +34,7 @@ class Trial:
     params: Mapping[str, Any]
     samples: Sequence[Path]
     rows: Sequence[Mapping[str, Any]]
-    companions: Sequence[Mapping[str, str | os.PathLike[str]]]
+    companions: Sequence[Mapping[str, str | os.PathLike[str] | None]]
 
     @property
     def names(self) -> list[str]:
@@ -55,10 +55,12 @@ class Trial:
         samples = zip(self.names, self.samples, self.rows, self.companions, strict=True)
         for number, (name, sample, row, files) in enumerate(samples):
             self._copy(sample, name)
-            copies = {column: f"{number}.{column}/{Path(files[column]).name}" for column in files}
-            for column, copy in copies.items():
-                self._copy(files[column], copy)
-            places = {column: str(self.inputs / copy) for column, copy in copies.items()}
+            places: dict[str, str | None] = dict.fromkeys(files)
+            for column, file in files.items():
+                if file:
+                    copy = f"{number}.{column}/{Path(file).name}"
+                    self._copy(file, copy)
+                    places[column] = str(self.inputs / copy)
             line = {"input": f"inputs/{name}", **row, **places}
             listed.append(json.dumps(line, default=str) + "\n")
         lines = reversed(listed) if backwards else listed
@@ -78,10 +80,7 @@ class Trial:
             params=self.params,
             # A faulty step may remove its input. That is a finding of its own.
             options=JobSettings(
-                inputs=InputOptions(
-                    allow_missing=True,
-                    file_columns=",".join(dict.fromkeys(chain.from_iterable(self.companions))),
-                ),
+                inputs=InputOptions(allow_missing=True, file_columns=",".join(self.companions[0])),
                 execution=execution,
                 failures=FailurePolicy(retries=0, timeout=_TIMEOUT_SECONDS),
             ),

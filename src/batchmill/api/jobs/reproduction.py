@@ -67,6 +67,7 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
     row = json.loads(record["carried"])
     files = {column: row[column] for column in spec.file_columns if row.get(column)}
     row = {key: row[key] for key in row if spec.takes_rows and key not in spec.file_columns}
+    empty: dict[str, str | None] = dict.fromkeys(spec.file_columns)
     further = {column: f"{column}/{last_part(files[column])}" for column in files}
     file = last_part(name)
     job = {"file": file, "step": spec.step, "params": _redacted(spec.params), "row": _redacted(row)}
@@ -85,7 +86,7 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
     texts = {
         "run.py": (_TEXTS / "run.py.txt").read_text(),
         "README.txt": readme.format(version=VERSION, left_out=left_out),
-        "job.json": json.dumps(job | {"files": further}, indent=2, ensure_ascii=False),
+        "job.json": json.dumps(job | {"files": empty | further}, indent=2, ensure_ascii=False),
         "outcome.txt": without_secrets(_outcome_text(record)),
         "versions.txt": "\n".join(_versions()) + "\n",
     }

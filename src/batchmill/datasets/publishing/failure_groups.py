@@ -335,7 +335,8 @@ def _try_command(spec: RunSpec, record: Mapping[str, Any], outcome: str) -> str:
         words += ["--input-kind", "folder"]
     row = json.loads(record["carried"])
     files = {
-        column: join(spec.root, row[column]) for column in spec.file_columns if row.get(column)
+        column: join(spec.root, row[column]) if row.get(column) else ""
+        for column in spec.file_columns
     }
     row = {key: row[key] for key in row if spec.takes_rows and key not in spec.file_columns}
     for option, values in (("--param", spec.params), ("--row", row), ("--file", files)):

@@ -44,7 +44,7 @@ def run_single_input(
         place: The path or URL of the file, or the path of a folder.
         row: The manifest's other columns for this input.
         keep: The folder to copy the step's files to; None discards the files.
-        companions: The paths or URLs of the input's companions, by column.
+        companions: The paths or URLs of the input's companions, by column. Empty: no file.
         is_folder: True if the input is a folder.
 
     Returns:
@@ -56,7 +56,7 @@ def run_single_input(
     step.check_input_kind(is_folder=is_folder)
     place, keep = os.path.expanduser(place), keep and keep.expanduser()
     companions = {column: os.path.expanduser(other) for column, other in companions.items()}
-    stats = {column: _stat(other) for column, other in companions.items()}
+    stats = {column: _stat(other) for column, other in companions.items() if other}
     if is_folder and not os.path.isdir(place):
         raise OptionError(f"{place}: no such folder. Check the path. It cannot be a URL.")
     stat = None if is_folder else _stat(place)
@@ -81,8 +81,12 @@ def run_single_input(
             input_id(name),
             row=row,
             companions={
-                column: Companion(other, **_placed(other, f"{staging.fetched}/{column}", seen))
-                for (column, other), seen in zip(companions.items(), stats.values(), strict=True)
+                column: Companion(
+                    other, **_placed(other, f"{staging.fetched}/{column}", stats[column])
+                )
+                if other
+                else None
+                for column, other in companions.items()
             },
             is_folder=is_folder,
             in_parts=step.opens_input and reads_in_parts(place, stat),
