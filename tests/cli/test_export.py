@@ -56,6 +56,7 @@ def test_export_verify_and_export_again(tmp_path, call):
         (["d", "x", "--to", "webdataset", "--partition", "cow"], "has no column 'partition'"),
         (["--verify", "x", "--class-label", "a"], "--verify takes the folder of an export"),
         (["d", "x", "--to", "webdataset", "--class-label", "a"], "has class labels"),
+        (["d", "s3:/b/x", "--to", "webdataset"], "Write s3://b/x."),
         (["none", "x", "--to", "webdataset"], "there is no such folder"),
     ],
 )
@@ -65,7 +66,7 @@ def test_mistakes_are_named(tmp_path, call, monkeypatch, words, why):
     code, printed, messages = call("export", *words)
     assert (code, printed) == (2, "")
     assert why in messages
-    assert not (tmp_path / "x").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 
 def test_the_python_calls_do_the_same(tmp_path):

@@ -7,6 +7,8 @@ import os
 import re
 from urllib.parse import unquote, urlsplit
 
+from batchmill.errors import OptionError
+
 # A single letter before the colon is a Windows drive.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)(.*)", re.DOTALL)
@@ -71,7 +73,14 @@ def same_place(one: str, other: str) -> bool:
 
 
 def absolute(place: str) -> str:
-    """Return the absolute form of a path, with `~` as the home folder. Return a URL unchanged."""
+    """Return the absolute form of a path, with `~` as the home folder. Return a URL unchanged.
+
+    Raises:
+        OptionError: The place is a URL with one slash, which would name a folder.
+    """
+    fault = one_slash_fault(place)
+    if fault:
+        raise OptionError(fault)
     place = without_file_scheme(place)
     return place if is_url(place) else os.path.abspath(os.path.expanduser(place))
 

@@ -9,7 +9,7 @@ from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.security.allowlist import check_dataset
 from batchmill.core.storage import is_url, open_store, remote
 from batchmill.core.storage.objects import unwritable
-from batchmill.core.urls import absolute, one_slash_fault, shown_url
+from batchmill.core.urls import absolute, shown_url
 from batchmill.errors import OptionError
 
 
@@ -90,9 +90,6 @@ def open_ledger(dataset: str) -> Ledger:
         LedgerError: The version of the ledger is unknown.
         StoreError: The dataset cannot be read.
     """
-    fault = one_slash_fault(dataset)
-    if fault:
-        raise OptionError(fault)
     place = absolute(dataset)
     ledger = _ledger_at(place)
     if not is_url(place) and not os.path.exists(place):

@@ -14,7 +14,7 @@ from batchmill.core.options.job_options import ConfinementOptions, JobSettings
 from batchmill.core.partitions.partitioning import Partitioning, make_partitioning
 from batchmill.core.security.allowlist import CONFINE, confinement_is_required
 from batchmill.core.storage import is_url
-from batchmill.core.urls import absolute, one_slash_fault
+from batchmill.core.urls import absolute
 from batchmill.core.user_step.fingerprint import with_sorted_sets
 from batchmill.core.user_step.load import reference_to
 from batchmill.core.user_step.value.shipping import name_of
@@ -95,10 +95,6 @@ def make_job(
             options do not fit together.
     """
     inputs, run = options.inputs, options.run
-    for place in (manifest, inputs.root, output):
-        fault = one_slash_fault(place)
-        if fault:
-            raise OptionError(fault)
     if run.prune and inputs.min_age:
         raise OptionError(
             "--prune and --min-age cannot be combined: files that are too young are not inputs "
@@ -119,12 +115,13 @@ def make_job(
 
 
 def _absolute_manifest(manifest: str) -> str:
+    place = absolute(manifest) if manifest else ""
     if is_url(manifest):
-        return absolute(manifest)
+        return place
     if is_glob(manifest) and not os.path.exists(manifest) and not os.path.isabs(manifest):
         # The folder's own name may have brackets in it.
         return os.path.join(glob.escape(os.getcwd()), manifest)
-    return absolute(manifest) if manifest else manifest
+    return place
 
 
 def plain_params(params: Mapping[str, Any]) -> dict[str, Any]:
