@@ -69,6 +69,14 @@ def test_mistakes_are_named(tmp_path, call, monkeypatch, words, why):
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 
+def test_an_administrator_can_limit_where_the_command_writes(tmp_path, call, monkeypatch):
+    dataset = animals(tmp_path / "allowed" / "d")
+    monkeypatch.setenv("BATCHMILL_ALLOWED_DATASETS", str(tmp_path / "allowed"))
+    code, _, messages = call("export", dataset, tmp_path / "elsewhere", "--to", "webdataset")
+    assert (code, "BATCHMILL_ALLOWED_DATASETS" in messages) == (2, True)
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_the_python_calls_do_the_same(tmp_path):
     dataset, out = animals(tmp_path / "d", partition=["train", "test"] * 12), tmp_path / "x"
     given = {"to": "huggingface", "partition": "train", "class_label": "label"}

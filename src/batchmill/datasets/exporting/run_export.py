@@ -13,6 +13,7 @@ from batchmill.core.layout import LEDGER_FOLDER
 from batchmill.core.ledger.json_file import sealed
 from batchmill.core.options.validation import parse_size
 from batchmill.core.planning.batching import own_cores
+from batchmill.core.security.allowlist import check_dataset
 from batchmill.core.storage import Store, if_exists, is_url, open_store, remote
 from batchmill.core.storage.objects import unwritable
 from batchmill.core.urls import absolute
@@ -124,6 +125,7 @@ def export_dataset(
 
 def _open_out(dataset: str, out: str, to: str) -> Store:
     """Return the store of the export. Raise OptionError if it contains anything else."""
+    check_dataset(out)
     fault = unwritable(out) if is_url(out) else ""
     if fault:
         raise OptionError(f"{out}: {fault}")
