@@ -589,11 +589,14 @@ def test_status_says_how_to_execute_failed_inputs_again(command, words, tmp_path
 
 def test_failures_as_csv(command, words, tmp_path, monkeypatch):
     monkeypatch.chdir(STEP_MODULES)
-    run_job(words, "steps_under_test:fails_on_b", tmp_path / "out")
+    manifest = words / "manifest.csv"
+    run_job(manifest, "steps_under_test:fails_on_b", tmp_path / "out")
+    (words / "a.txt").unlink()
+    options = {"allow_missing": True}
+    run_job(manifest, "steps_under_test:fails_on_b", tmp_path / "out", options=options)
     code, text, _ = command("failures", tmp_path / "out", "--csv")
-    assert code == 0
-    assert text.startswith("input,outcome,group,error,message,attempts")
-    assert "b.txt,failed,1,ValueError" in text
+    assert (code, "a.txt" in text, "b.txt" in text) == (0, True, True)
+    assert text == (tmp_path / "out" / "failures.csv").read_text()
 
 
 def test_the_texts_of_failures_are_not_laid_out_line_by_line(command, words, tmp_path, monkeypatch):

@@ -1,10 +1,12 @@
 """`batchmill failures`, `retry` and `reproduce`: what to do about inputs that are not ok."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from pyarrow.csv import write_csv
 
 from batchmill.api.jobs.failed_inputs import failure_table, release_inputs
 from batchmill.cli.console import console, print_json
@@ -12,6 +14,7 @@ from batchmill.cli.options import Dataset, Json
 from batchmill.core.ledger.open import open_ledger
 from batchmill.core.outcome import one_line, visible
 from batchmill.core.sizes import counted
+from batchmill.datasets.publishing.metadata_table import for_csv
 from batchmill.errors import OptionError
 
 Inputs = Annotated[str, Parameter(help="Only these inputs. Use the names in the manifest.")]
@@ -48,13 +51,15 @@ def failures(
     ```
 
     Args:
-        csv: Print CSV.
+        csv: Print CSV, as in failures.csv.
     """
     if json and csv:
         raise OptionError("--json and --csv cannot be combined. Give one of them.")
     table = failure_table(open_ledger(str(dataset)), str(dataset), inputs, kind, group)
     if csv:
-        print(table.to_pandas().to_csv(index=False), end="")
+        text = BytesIO()
+        write_csv(for_csv(table), text)
+        print(text.getvalue().decode(), end="")
         return
     records = table.to_pylist()
     if json:
