@@ -234,11 +234,12 @@ def graph(dataset: str | os.PathLike[str]) -> list[Link]:
     """Return the datasets that a dataset is made of, the first one first, and the dataset itself.
 
     Each has its version, age and counts, and `out_of_date`: whether it was made of an earlier
-    version of the one before. Only the datasets are read, not the files and the code.
+    version of the one before. Only the datasets are read, not the files and the code. If one before
+    cannot be read, the list begins after it.
 
     Raises:
         OptionError: There is no such dataset.
-        StoreError: A dataset cannot be read.
+        StoreError: The dataset cannot be read.
     """
     return lineage(os.fspath(dataset))
 

@@ -161,3 +161,16 @@ def test_the_graph_shows_what_each_dataset_is_made_of(work, capsys):
     diagram = capsys.readouterr().out
     assert diagram.startswith("graph TD\n")
     assert diagram.count(" --> ") == 3
+
+
+@pytest.mark.parametrize("source", ["one", "one@1"])
+def test_the_graph_begins_after_a_dataset_that_is_gone(work, source):
+    run_job("in", "copying:copy", "one")
+    run_job(work / source, "copying:copy", "two")
+    run_job("two", "copying:copy", "three")
+    (work / "one").rename("moved")
+    two, three = batchmill.graph("three")
+    assert (two.dataset, two.version, three.out_of_date) == (f"{work}/two", 1, "")
+    assert two.out_of_date.startswith(f"{work}/one: there is no such folder")
+    with pytest.raises(OptionError, match="there is no such folder"):
+        batchmill.graph("one")

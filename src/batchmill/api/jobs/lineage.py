@@ -50,16 +50,23 @@ class Link(NamedTuple):
 def lineage(dataset: str) -> list[Link]:
     """Return the datasets that a dataset is made of, the first one first, and the dataset itself.
 
-    Only the ledgers are read. `batchmill update --deep --plan` also compares files and code.
+    Only the ledgers are read. `batchmill update --deep --plan` also compares files and code. The
+    chain begins after a dataset that cannot be read: `out_of_date` of the first link has the error.
 
     Raises:
         OptionError: There is no such dataset.
-        StoreError: A ledger cannot be read.
+        StoreError: Its ledger cannot be read.
     """
     links: list[Link] = []
     place = absolute(dataset)
     while place and place not in [link.dataset for link in links]:
-        link, place = _link(place)
+        try:
+            link, place = _link(place)
+        except BatchmillError as error:
+            if not links:
+                raise
+            links[0] = links[0]._replace(out_of_date=str(error))
+            break
         links.insert(0, link)
     return links
 
