@@ -14,6 +14,7 @@ from batchmill.core.layout import INPUT_COLUMN
 from batchmill.core.ledger.open import open_ledger
 from batchmill.core.ledger.proof_records import Proof
 from batchmill.core.ledger.state import LIBRARIES, made_with
+from batchmill.core.options.conditions import exact_frame
 from batchmill.core.storage.large_tables import take
 from batchmill.core.storage.name_search import rows_of
 from batchmill.core.urls import absolute
@@ -256,6 +257,10 @@ def metadata(
         libraries: Add a column `libraries`: the versions of the libraries that made each result,
             as a JSON object.
 
+    Returns:
+        The table. A column with missing values and whole numbers that a float would round has the
+        dtype object.
+
     Raises:
         OptionError: There is no such dataset or version, or no table yet, or the table has a
             column `libraries` of its own.
@@ -263,7 +268,7 @@ def metadata(
     """
     place = absolute(os.fspath(dataset))
     published = read_published(place, version=version)
-    frame: pd.DataFrame = published.table.to_pandas()
+    frame = exact_frame(published.table)
     if libraries:
         if LIBRARIES in frame:
             raise OptionError(f"{place}: its table has a column {LIBRARIES} of its own.")

@@ -19,7 +19,7 @@ from harness.object_store import upload
 from harness.published import publish_rows, publish_table, texts
 from torch.utils.data import DataLoader
 
-from batchmill import LedgerError, OptionError, StoreError, open_dataset
+from batchmill import LedgerError, OptionError, StoreError, metadata, open_dataset
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.ledger.snapshots import Snapshots
 from batchmill.core.storage import LocalStore
@@ -194,6 +194,13 @@ def test_the_rows_of_the_samples(animals):
     assert dataset.frame.index.tolist() == [sample.id for sample in dataset]
     assert dataset.frame["nick"].tolist() == ["d", "e"]
     assert "input" in dataset.frame
+
+
+def test_tables_keep_large_whole_numbers_next_to_missing_ones(tmp_path):
+    folder = publish_rows(tmp_path / "d", texts(3), number=[2**60 + 1, None, 5], small=[1, None, 2])
+    for table in (metadata(folder), open_dataset(folder).frame):
+        assert table["number"].dropna().tolist() == [2**60 + 1, 5]
+        assert table["small"].dtype == float
 
 
 def test_an_unknown_partition_is_rejected(animals, tmp_path):

@@ -7,7 +7,7 @@ import ast
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
@@ -90,8 +90,6 @@ class Condition:
         no date is equal to a text. Decimals with places are floats. Whole numbers that a float
         would change stay whole in a column with missing values, unless the condition calculates.
         """
-        import pandas as pd
-
         chosen = table.select([name for name in table.column_names if name in self.names])
         for number, field in enumerate(chosen.schema):
             values = chosen.column(number)
@@ -103,13 +101,7 @@ class Condition:
             elif pa.types.is_decimal(field.type) and field.type.scale > 0:
                 values = values.cast(pa.float64())  # No float is equal to the decimal 0.1.
             chosen = chosen.set_column(number, field.name, values)
-        frame: pd.DataFrame = chosen.to_pandas()
-        for name in chosen.column_names:
-            if name not in self._calculated and _would_change(chosen[name]):
-                values = chosen[name].to_pylist()
-                values = [math.nan if value is None else value for value in values]
-                frame[name] = pd.Series(values, dtype=object)
-        return frame
+        return exact_frame(chosen, self._calculated)
 
     def evaluate(self, frame: "pd.DataFrame") -> "pd.Series":
         """Return whether each row of a table meets the condition.
@@ -167,6 +159,23 @@ def _is_calculation(node: ast.AST) -> bool:
     if isinstance(node, ast.BinOp):
         return not isinstance(node.op, ast.BitAnd | ast.BitOr)
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+
+
+def exact_frame(table: pa.Table, floats: Collection[str] = ()) -> "pd.DataFrame":
+    """Return a table as a DataFrame without rounding whole numbers next to missing values.
+
+    Args:
+        table: The table.
+        floats: The columns whose numbers may be rounded to floats.
+    """
+    import pandas as pd
+
+    frame: pd.DataFrame = table.to_pandas()
+    for name in table.column_names:
+        if name not in floats and _would_change(table[name]):
+            values = [math.nan if value is None else value for value in table[name].to_pylist()]
+            frame[name] = pd.Series(values, dtype=object)
+    return frame
 
 
 def _would_change(column: pa.ChunkedArray) -> bool:

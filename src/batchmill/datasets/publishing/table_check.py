@@ -10,7 +10,7 @@ import pyarrow.csv as pcsv
 
 from batchmill.core.layout import BROKEN, INPUT_COLUMN
 from batchmill.core.ledger.ledger import Ledger
-from batchmill.core.options.conditions import Condition, names_schema
+from batchmill.core.options.conditions import Condition, exact_frame, names_schema
 from batchmill.core.outcome import one_line
 from batchmill.core.planning.job_checks import load_schemas
 from batchmill.core.planning.run_spec import SHOWN_NAMES, RunSpec
@@ -100,7 +100,7 @@ def _check_schema(text: str, schema: Any, table: pa.Table) -> _Broken | None:
     from pandera.errors import SchemaErrors  # An optional library. The schema has imported it.
 
     try:
-        schema.validate(table.to_pandas(), lazy=True)
+        schema.validate(exact_frame(table), lazy=True)
     except SchemaErrors as error:
         cases = error.failure_cases
         of_rows = cases[cases["index"].notna()].drop_duplicates("index").sort_values("index")

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from torch.utils.data import Dataset, get_worker_info
 
 from batchmill.core.layout import PARTITION_COLUMN
+from batchmill.core.options.conditions import exact_frame
 from batchmill.core.security.allowlist import check_input
 from batchmill.core.storage import is_url, obstore_s3, open_store, remote, transfer
 from batchmill.core.storage.addresses import parse_address
@@ -307,7 +308,7 @@ class SampleDataset(Dataset[Any]):
         """The published rows of these samples in their order, indexed by id. Reads the table."""
         files = self._read(None)
         files = files.only(chosen_rows(files.rows, self._selection))
-        frame: pd.DataFrame = files.rows.to_pandas()
+        frame = exact_frame(files.rows)
         return frame.set_index(pd.Index(files.ids.to_pandas(), name="id"))
 
     def _read(self, columns: set[str] | None) -> Named:
