@@ -136,6 +136,16 @@ def test_a_time_is_not_compared_with_a_text(tmp_path, where, at):
         inputs(dataset, where=f"at{where}" if where[0] == "." else f"at {where}")
 
 
+@pytest.mark.parametrize("zone", [datetime.UTC, None])
+def test_a_text_has_a_zone_if_the_times_have_one(tmp_path, zone):
+    days = [datetime.datetime(2024, 1, day, tzinfo=zone) for day in (1, 2)]
+    dataset = publish_rows(tmp_path / "d", texts(2), at=days)
+    same, other = ("Z", "") if zone else ("", "Z")
+    assert inputs(dataset, where=f"at >= '2024-01-02T00:00{same}'") == ["1.src"]
+    with pytest.raises(OptionError, match=r"Write a zone, as in .*Z', only if the column has one"):
+        inputs(dataset, where=f"at >= '2024-01-02T00:00{other}'")
+
+
 def test_a_version_is_exported_with_its_own_inputs_or_not_at_all(words, tmp_path):
     """Its rows describe the earlier content of the file."""
 

@@ -124,7 +124,14 @@ class Condition:
             columns=lambda name: self._words.get(name) or unicodedata.normalize("NFKC", name)
         )
         # Without a scope, the text cannot use the variables of this program.
-        mask = frame.eval(self._text, engine="python", local_dict={}, global_dict={})
+        try:
+            mask = frame.eval(self._text, engine="python", local_dict={}, global_dict={})
+        except TypeError as error:
+            if "M" not in {kind.kind for kind in frame.dtypes}:
+                raise
+            raise TypeError(
+                f"{error}. Write a zone, as in '2024-01-31T08:00Z', only if the column has one"
+            ) from error
         if not isinstance(mask, pd.Series) or mask.dtype.kind != "b":
             raise TypeError("the result is not true or false for each row")
         return mask.astype(bool)
