@@ -1,6 +1,7 @@
 """The failure policy of a run: time limit, memory limit, retries and allowed failures."""
 
 import re
+from decimal import Decimal
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -100,13 +101,13 @@ class FailurePolicy(Options):
     def failures_allowed(self, inputs: int) -> int:
         """Return how many of `inputs` inputs may fail.
 
-        >>> [FailurePolicy(max_failures=text).failures_allowed(250) for text in ("0", "3", "2%")]
-        [0, 3, 5]
+        >>> [FailurePolicy(max_failures=text).failures_allowed(10_000) for text in ("3", "0.57%")]
+        [3, 57]
         """
         text = self.max_failures.strip()
         share = _SHARE.fullmatch(text)
-        if share and float(share[1]) <= 100:
-            return int(inputs * float(share[1]) / 100)
+        if share and Decimal(share[1]) <= 100:
+            return int(inputs * Decimal(share[1]) / 100)
         if text.isdecimal():
             return int(text)
         raise OptionError(
