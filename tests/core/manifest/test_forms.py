@@ -164,6 +164,15 @@ def test_a_list_is_relative_to_the_working_directory(folder, monkeypatch):
         load_manifest([])
 
 
+def test_a_data_frame_has_paths_as_a_list_has(folder):
+    mask = folder / "sub/b.wav"
+    frame = pd.DataFrame({"input": [folder / "a.wav"], "mask": [mask]}, index=[5])
+    manifest = load_manifest(frame, root=str(folder), file_columns=["mask"])
+    assert names(manifest) == ["a.wav"]
+    assert manifest.manifest_columns["mask"].to_pylist() == [str(mask)]
+    assert isinstance(frame["input"][5], os.PathLike)  # The caller's own table stays as it is.
+
+
 def test_a_data_frame_keeps_its_other_columns(folder, monkeypatch):
     monkeypatch.chdir(folder)
     frame = pd.DataFrame(

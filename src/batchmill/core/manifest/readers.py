@@ -46,8 +46,7 @@ def read_source(
     if isinstance(source, pd.DataFrame):
         return _read_frame(source)
     if not isinstance(source, str | os.PathLike):
-        items = [os.fspath(item) if isinstance(item, Path) else item for item in source]
-        return _in_memory("the list", pd.DataFrame({"input": pd.Series(items, dtype=object)}))
+        return _in_memory("the list", pd.DataFrame({"input": pd.Series([*source], dtype=object)}))
     text = os.fspath(source)
     if not text:
         raise ManifestError("manifest", ["has no name. Name a file, a folder or a glob."])
@@ -69,6 +68,10 @@ def _read_frame(source: pd.DataFrame) -> Source:
 
 
 def _in_memory(name: str, frame: pd.DataFrame) -> Source:
+    for column, cells in frame.items():
+        if cells.dtype == object:
+            texts = [os.fspath(cell) if isinstance(cell, Path) else cell for cell in cells]
+            frame[column] = pd.Series(texts, frame.index, object)
     return Source(
         name=name,
         form="typed",
