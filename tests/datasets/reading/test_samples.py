@@ -145,6 +145,21 @@ def test_rows_without_a_label_can_be_left_out(tmp_path):
         open_dataset(publish_rows(tmp_path / "none", texts(2)), only_labelled=True)
 
 
+def test_arrays_and_lists_can_be_labels(tmp_path):
+    kind = pa.fixed_shape_tensor(pa.int64(), [2, 2])
+    tensors = kind.wrap_array(pa.array([[0, 1, 2, 3], [4, 5, 6, 7]], kind.storage_type))
+    labels = [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    samples = open_dataset(publish_rows(tmp_path / "a", texts(2), label=tensors))
+    assert [sample.label.tolist() for sample in samples] == labels
+    assert [*samples.labels.values()] == labels
+    folder = publish_rows(tmp_path / "l", texts(3), label=[["dog"], None, ["cat", "dog"]])
+    samples = open_dataset(folder, only_labelled=True)
+    assert samples.classes == ['["cat", "dog"]', '["dog"]']
+    assert [sample.label for sample in samples] == [1, 0]
+    with pytest.raises(OptionError, match="1 of 3 samples have no label"):
+        open_dataset(folder)
+
+
 def test_a_condition_chooses_samples_and_keeps_the_classes(tmp_path):
     labels, ages = ["dog", "cat", None, "dog"], [1, 2, 3, 4]
     folder = publish_rows(tmp_path / "d", texts(4), **{"label": labels, "my age": ages})

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from torch.utils.data import Dataset, get_worker_info
 
 from batchmill.core.layout import PARTITION_COLUMN
+from batchmill.core.manifest.arrow_columns import tensors_as_lists
 from batchmill.core.options.conditions import exact_frame
 from batchmill.core.security.allowlist import check_input
 from batchmill.core.storage import is_url, obstore_s3, open_store, remote, transfer
@@ -299,7 +300,7 @@ class SampleDataset(Dataset[Any]):
         Ids without a label are left out. Raises OptionError if the dataset has no labels.
         """
         files = self._read({LABEL})
-        labels = label_column(files.rows, self._selection.dataset).to_pylist()
+        labels = label_column(tensors_as_lists(files.rows), self._selection.dataset).to_pylist()
         pairs = zip(files.ids.to_pylist(), labels, strict=True)
         return {name: label for name, label in pairs if label is not None and label != ""}
 

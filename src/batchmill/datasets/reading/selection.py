@@ -274,9 +274,9 @@ def _labels(rows: pa.Table) -> pa.Array | None:
         return values.cast(pa.int64() if pa.types.is_boolean(kind) else pa.float64())
     if pa.types.is_floating(kind):
         return pc.if_else(pc.is_nan(values), None, values)
-    if pa.types.is_integer(kind):
+    if pa.types.is_integer(kind) or _has_arrays(kind):
         return values
-    texts = values.cast(_TEXT)
+    texts = _texts(rows[LABEL])
     classes = pc.unique(texts.filter(pc.fill_null(pc.not_equal(texts, ""), False)))
     classes = classes.take(pc.sort_indices(classes))
     return pa.DictionaryArray.from_arrays(pc.index_in(texts, classes), classes)
@@ -301,15 +301,24 @@ def _values(column: pa.ChunkedArray) -> pa.Array:
     are. Other values become text.
     """
     kind = column.type
-    if pa.types.is_fixed_size_list(kind) or isinstance(kind, pa.FixedShapeTensorType):
+    if _has_arrays(kind):
         return column.combine_chunks()
-    if pa.types.is_nested(kind):
-        texts = [None if value is None else json.dumps(value) for value in column.to_pylist()]
-        return pc.fill_null(pa.array(texts, _TEXT), "")
     if pa.types.is_decimal(kind):
         column, kind = column.cast(pa.float64()), pa.float64()
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         if column.null_count:
             column = pc.fill_null(column.cast(pa.float64(), safe=False), float("nan"))
         return column.combine_chunks()
-    return pc.fill_null(column.cast(_TEXT), "").combine_chunks()
+    return pc.fill_null(_texts(column), "")
+
+
+def _has_arrays(kind: pa.DataType) -> bool:
+    return pa.types.is_fixed_size_list(kind) or isinstance(kind, pa.FixedShapeTensorType)
+
+
+def _texts(column: pa.ChunkedArray) -> pa.Array:
+    """Return the values as text, null for a missing value. A list becomes JSON."""
+    if not pa.types.is_nested(column.type):
+        return column.cast(_TEXT).combine_chunks()
+    values = column.to_pylist()
+    return pa.array([None if value is None else json.dumps(value) for value in values], _TEXT)
