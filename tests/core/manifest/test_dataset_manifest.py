@@ -81,3 +81,10 @@ def test_datasets_without_tables_or_files_are_rejected(dataset, words, tmp_path)
     run_job(words, "steps_under_test:length", tmp_path / "table")
     with pytest.raises(ManifestError, match="without files, only a table"):
         load_manifest(tmp_path / "table")
+
+
+def test_a_dataset_without_rows_names_the_command_that_lists_failures(tmp_path):
+    (tmp_path / "b.txt").write_text("b")
+    run_job(tmp_path / "*.txt", "steps_under_test:fails_on_b", tmp_path / "failed")
+    with pytest.raises(ManifestError, match=r"no rows\. List its failed inputs: .*/failed"):
+        load_manifest(tmp_path / "failed")

@@ -4,6 +4,7 @@
 """
 
 import os
+from shlex import quote
 
 import pandas as pd
 import pyarrow as pa
@@ -75,11 +76,15 @@ def read_dataset(place: str, pattern: str, wanted: str = "") -> Source:
         frame[ORIGINAL_INPUT] = _first_inputs(frame)
     frame = frame.drop(columns=MADE_FROM, errors="ignore").rename(columns={"input": MADE_FROM})
     faults = []
-    if "output" not in frame.columns:
-        frame["output"] = None
+    if not len(frame):
+        command = f"batchmill failures {quote(place)}"
+        faults = [f"is a dataset whose table has no rows. List its failed inputs: {command}"]
+    elif "output" not in frame.columns:
         faults = [
             "is a dataset without files, only a table. Use the manifest of its inputs instead."
         ]
+    if "output" not in frame.columns:
+        frame["output"] = None
     frame = frame.rename(columns={"output": "input"}).dropna(subset="input")
     frame = frame.drop_duplicates("input")
     frame = frame[pd.Series([fits(name, pattern) for name in frame["input"]], frame.index, bool)]
