@@ -2,11 +2,14 @@
 
 import datetime
 import os
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from harness.live import serving
 
 from batchmill import ManifestError, load_manifest
 from batchmill.core.manifest.arrow_columns import to_arrow_table
@@ -162,6 +165,28 @@ def test_a_list_is_relative_to_the_working_directory(folder, monkeypatch):
         load_manifest(["a.wav", "a.wav"])
     with pytest.raises(ManifestError, match="is empty"):
         load_manifest([])
+
+
+def test_a_table_on_a_web_server_is_read_or_has_the_servers_reason(folder, monkeypatch):
+    class Handler(SimpleHTTPRequestHandler):
+        def send_head(self):
+            return super().send_head() if "busy" not in self.path else self.send_error(503, "Busy")
+
+    monkeypatch.setattr("batchmill.core.storage.retries.retry_remote.pauses", ())
+    (folder / "m.csv").write_text(f"input\n{folder}/a.wav\n")
+    handler = partial(Handler, directory=str(folder))
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
+        web = f"http://127.0.0.1:{server.server_port}"
+        assert names(load_manifest(f"{web}/m.csv")) == [f"{folder}/a.wav"]
+        for name, reason in {
+            "busy": "503, message='Busy'",
+            "x": "no such file",
+            "": "list",
+        }.items():
+            with pytest.raises(ManifestError, match=reason):
+                load_manifest(f"{web}/{name}")
+    with pytest.raises(ManifestError, match=r"no server responds .* the server's address\.$"):
+        load_manifest(f"{web}/m.csv")
 
 
 def test_a_data_frame_has_paths_as_a_list_has(folder):

@@ -12,7 +12,7 @@ from batchmill.core.manifest.dataset_manifest import read_version
 from batchmill.core.manifest.delimited import read_delimited
 from batchmill.core.manifest.records import flat, read_json_lines, read_parquet
 from batchmill.core.manifest.source import ManifestLike, Source, duplicate_column_faults, numbered
-from batchmill.core.security.allowlist import refused_inputs, restricts_inputs
+from batchmill.core.security.allowlist import refused_inputs
 from batchmill.core.storage import if_exists, is_url, remote
 from batchmill.core.urls import is_web, last_part, without_file_scheme
 from batchmill.errors import ManifestError, StoreError
@@ -129,12 +129,12 @@ def _read_url(url: str, pattern: str, *, may_be_empty: bool, folders: bool) -> S
 
 def _read_web_file(url: str) -> Source:
     # A server may send a page for a folder, so a read does not show that there is a file.
-    if not url.endswith("/") and remote.stat(url):
-        return _read_file(url, lambda: remote.read(url))
-    if restricts_inputs():
-        # stat() reports a rejected redirect as a missing file. read() raises the reason.
+    if url.endswith("/"):
+        raise ManifestError(url, ["is a folder, and a web server cannot list it. Name a table."])
+    if not remote.stat(url):
+        # stat() reports each error of a web server as a missing file. read() raises the reason.
         remote.read(url)
-    raise ManifestError(url, ["no such file. A web server cannot list a folder."])
+    return _read_file(url, lambda: remote.read(url))
 
 
 def _read_other_url(url: str, pattern: str, *, folders: bool) -> Source | None:

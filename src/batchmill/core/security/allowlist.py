@@ -86,11 +86,6 @@ def refused_models(places: Sequence[str]) -> dict[int, str]:
     return _refused(places, allowed or [], "may not be loaded as a model", MODELS)
 
 
-def restricts_inputs() -> bool:
-    """Return whether only some places may be read."""
-    return listed_in(INPUTS) is not None
-
-
 def confinement_is_required() -> bool:
     """Return whether all steps must be confined."""
     return os.environ.get(CONFINE, "0").strip() not in ("", "0")

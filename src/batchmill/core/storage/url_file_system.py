@@ -159,10 +159,8 @@ def _reason(url: str, error: Exception) -> str:
             "environment, a profile, or a saved dataset store."
         )
     if type(error).__name__ in _NO_SERVER:
-        return (
-            f"no server responds ({text}). Check the network, and the server's address, for "
-            "example in AWS_ENDPOINT_URL."
-        )
+        where = ", for example in AWS_ENDPOINT_URL" if scheme.startswith("s3") else ""
+        return f"no server responds ({text}). Check the network, and the server's address{where}."
     if isinstance(error, FileNotFoundError):
         return "there is no such file." if text in url else f"{text}."
     if isinstance(error, ValueError):
