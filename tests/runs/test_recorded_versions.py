@@ -28,6 +28,9 @@ def copy(source: Path, out: Path) -> dict:
 def measure(source):
     return {"n": len(source.read_text()), "text": source.read_text()}
 
+def count(source):
+    return {"n": len(source.read_text())}
+
 def fail(source, mask: Path | None = None):
     raise ValueError("bad")
 """
@@ -101,6 +104,16 @@ def test_each_version_is_proved_with_its_own_step(folder, accepts):
     path.write_text(STEP)
     (proof,) = prove("D", ProofOptions(version=1))
     assert (proof.made, proof.is_equal) == (2, True)
+
+
+def test_changed_inputs_with_equal_results_make_a_version_that_can_be_proved(folder):
+    run("ab", "count")
+    (folder / "a.txt").write_text("zzz")
+    run("ab", "count")
+    assert run("ab", "count").executed == 0
+    assert open_ledger("D").snapshots.numbers() == [1, 2]
+    (proof,) = prove("D")
+    assert (proof.version, proof.made, proof.is_equal) == (2, 2, True)
 
 
 def test_a_dataset_is_made_of_the_last_of_equal_versions(folder):

@@ -32,6 +32,7 @@ class Snapshot:
         step: The identity of the step.
         settings: The settings of the run, as in its plan.
         made_of: A hash of everything that the tables depend on.
+        inputs: A hash of the names and contents of the inputs that are ok.
         tables: The size in bytes, the content hash and the number of rows of each table at the top
             of the dataset after the run. Empty before the first version.
         assignment: The `name` of the file with the partitions, the `content`: a hash, and the
@@ -46,6 +47,7 @@ class Snapshot:
     step: str
     settings: Mapping[str, Any] = field(repr=False)
     made_of: str = field(repr=False)
+    inputs: str = field(default="", repr=False)
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     assignment: Mapping[str, Any] = field(default_factory=dict, repr=False)
     adoptions: Sequence[Mapping[str, Any]] = ()
@@ -83,8 +85,8 @@ class Snapshot:
 
     @property
     def published(self) -> tuple[object, ...]:
-        """The tables and their origin. If they are equal, a run makes no version."""
-        return (self.table, self.failed, *self.origin)
+        """The tables and what they are made of. If they are equal, a run makes no version."""
+        return (self.table, self.failed, self.inputs, *self.origin)
 
     def matches(self, store: Store) -> bool:
         """Return whether the tables at the top of a dataset are those after this run.

@@ -18,7 +18,7 @@ from batchmill.core.digests import digest
 from batchmill.core.layout import FAILURES_CSV, METADATA, METADATA_CSV, PARTITION_COLUMN
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.ledger.snapshots import Snapshot
-from batchmill.core.ledger.state import State, has_result
+from batchmill.core.ledger.state import OK, State, has_result
 from batchmill.core.manifest import Manifest
 from batchmill.core.partitions.record import Assignment, write_assignment
 from batchmill.core.planning.plan_file import PlanFile
@@ -26,7 +26,7 @@ from batchmill.core.planning.prepare import Prepared
 from batchmill.core.planning.run_spec import spec_of
 from batchmill.core.storage import Store, if_exists, in_threads
 from batchmill.core.storage.fingerprints import HashingFile
-from batchmill.core.storage.large_tables import slices, take
+from batchmill.core.storage.large_tables import select, slices, take
 from batchmill.core.storage.name_search import rows_of
 from batchmill.core.storage.store import write_and_hash
 from batchmill.datasets.publishing.failure_groups import read_failures
@@ -69,6 +69,7 @@ def publish_changes(prepared: Prepared, run: int) -> str:
         step=spec.identity,
         settings=settings,
         made_of=_made_of(prepared, file["content"], spec.declared),
+        inputs=_hash(_contents_of(state)),
         tables=last.tables if last else {},
         assignment=last.assignment if last else {},
         adoptions=_adoptions(prepared, run, last),
@@ -121,6 +122,16 @@ def _made_of(prepared: Prepared, state: str, declared: Mapping[str, str]) -> str
     young = manifest.too_young.to_pylist()
     divided = [str(assignment.partitioning), _hash(assignment.rows)] if assignment else []
     return digest("tables", VERSION, state, *young, _hash(table), *types, *divided)
+
+
+def _contents_of(state: State) -> pa.Table:
+    """Return the names and contents of the inputs that are ok."""
+    inputs = state.listed().table
+    inputs = select(inputs, pc.equal(inputs["outcome"], OK))
+    # An input that was read in parts has no known content, but an ETag.
+    is_known = pc.not_equal(inputs["content"], "")
+    contents = pc.if_else(is_known, inputs["content"], inputs["etag"])
+    return pa.table({"input": inputs["input"], "content": contents})
 
 
 def _hash(table: pa.Table) -> str:
