@@ -13,6 +13,8 @@ from batchmill.errors import OptionError
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)(.*)", re.DOTALL)
 _NAME_BYTES = 255
+# A path has at most 4,096 bytes.
+_COPIED_FOLDERS = 8
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _ESCAPED_BYTE = re.compile(rb"\\x([89a-f][0-9a-f])")
 # A password, which may contain slashes and @. A number after the colon is a port.
@@ -117,6 +119,18 @@ def last_part(place: str) -> str:
     name = "input" if name in ("", ".", "..") else name
     # A file name has at most 255 bytes.
     return name if len(name.encode()) <= _NAME_BYTES else name[-_NAME_BYTES // 4 :]
+
+
+def copy_name(url: str) -> str:
+    """Return the relative path of the local copy of a file. Steps may use the names of its folders.
+
+    >>> copy_name("https://host/in/a.wav?version=2"), copy_name("s3://bucket//in/../b.wav")
+    ('in/a.wav', 'in/b.wav')
+    """
+    path = urlsplit(url).path if is_web(url) else url.partition("://")[2].partition("/")[2]
+    folders = [name for name in path.replace("\0", "").split("/")[:-1] if name.strip(".")]
+    short = [name for name in folders if len(name.encode()) <= _NAME_BYTES]
+    return "/".join([*short[-_COPIED_FOLDERS:], last_part(url)])
 
 
 def is_web(url: str) -> bool:

@@ -143,6 +143,14 @@ def test_all_kinds_of_steps_get_local_copies(job, step, bucket):
     assert job(step=step).outcomes == {"ok": 10}
 
 
+def test_a_local_copy_is_in_a_folder_with_the_name_of_its_folder(job, data, store, bucket):
+    """Tables of annotations name the folder of a recording."""
+    store.write("in/north/x.txt", b"x")
+    store.write("n.csv", b"input,label\nin/north/x.txt,wren\n")
+    assert job(manifest=f"{data}/n.csv", step="kit_steps:labelled").outcomes == {"ok": 1}
+    assert b'"wren","north"' in open_store(f"{bucket}/out").read("metadata.csv")
+
+
 def test_a_prefix_and_a_pattern_list_files_outside_datasets(job, data, store):
     store.write("in/deeper/x.txt", b"x")
     store.write("in/deeper/x.bin", b"x")

@@ -17,7 +17,7 @@ from batchmill.core.storage.store import NO_ROOM
 from batchmill.core.user_step.declared_rows import RowTypeError
 from batchmill.errors import RetryAfter, StoreError
 from batchmill.runs.inputs.outputs import OutputError
-from batchmill.runs.inputs.staging import CONFINED_FOLDERS, Input, StagingArea
+from batchmill.runs.inputs.staging import CONFINED_FOLDERS, Input, StagingArea, discard
 from batchmill.runs.workers.worker_exit import WorkerExit
 
 _RUNS = Path(__file__).parents[1]
@@ -199,8 +199,7 @@ def lost(item: Input, staging: StagingArea, end: WorkerExit) -> Outcome:
     if full := _full_disk(item, staging):
         outcome = outcome._replace(kind="cancelled", error="StoreError", message=full)
     _remove_files(item, staging)
-    if item.url:
-        remove_folder(os.path.dirname(item.path))
+    discard(item)
     return outcome._replace(log=printable(end.log))
 
 

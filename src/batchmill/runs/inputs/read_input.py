@@ -4,7 +4,7 @@ import errno
 import io
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -20,7 +20,6 @@ from batchmill.core.storage.fingerprints import (
     joint_digest,
 )
 from batchmill.core.storage.folder_files import files_in, folder_fingerprint
-from batchmill.core.storage.local import remove_folder
 from batchmill.core.storage.ranges import RangeReader
 from batchmill.core.urls import has_escaped_file, is_web
 from batchmill.errors import StoreError
@@ -125,23 +124,6 @@ def _fetch(item: Input | Companion, planned: remote.FileStat) -> Fingerprint:
             shutil.copyfileobj(content, file)
         return transfer.stored_fingerprint(item.path, planned.mtime_ns, planned.etag)
     return transfer.fetch_planned(item.url, item.path, planned)
-
-
-def discard(item: Input) -> None:
-    """Remove the local copies of an input's remote files."""
-    for file in item.files:
-        if file.url:
-            remove_flat(os.path.dirname(file.path), [file.path])
-
-
-def remove_flat(folder: str, paths: Iterable[str]) -> None:
-    """Remove a folder with these files. It takes a fifth of the calls of `remove_folder`."""
-    try:
-        for path in paths:
-            os.unlink(path)
-        os.rmdir(folder)
-    except OSError:  # There are other files in it, or folders.
-        remove_folder(folder)
 
 
 def reads_in_parts(url: str, planned: remote.FileStat | None) -> bool:

@@ -18,7 +18,7 @@ from batchmill.core.security.allowlist import check_input
 from batchmill.core.storage import LocalStore, is_url, remote
 from batchmill.core.storage.remote import FileStat
 from batchmill.core.storage.scratch import scratch_folder
-from batchmill.core.urls import last_part, one_slash_fault
+from batchmill.core.urls import copy_name, last_part, one_slash_fault
 from batchmill.core.user_step.load import Step
 from batchmill.errors import OptionError
 from batchmill.runs.inputs.call_step import make_dataset
@@ -129,7 +129,7 @@ def _placed(place: str, folder: str, stat: FileStat | None) -> dict[str, Any]:
     """Return the local path of a file. If it is remote, also its URL and its state."""
     if stat is None:
         return {"path": os.path.abspath(place)}
-    return {"path": f"{folder}/{last_part(place)}", "url": place, "planned": stat}
+    return {"path": f"{folder}/{copy_name(place)}", "url": place, "planned": stat}
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import errno
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,3 +146,22 @@ def _make_or_rename(spares: list[Path], staged: Path) -> None:
             os.rename(spares.pop(), staged)
             return
     os.mkdir(staged)
+
+
+def discard(item: Input) -> None:
+    """Remove the local copies of an input's remote files."""
+    for file in item.files:
+        if file.url:
+            # The path has the folders of the URL, below a folder with the id of the input.
+            above, own, below = file.path.partition(f"/{item.input_id}")
+            remove_flat(above + own + below.partition("/")[0], [file.path])
+
+
+def remove_flat(folder: str, paths: Iterable[str]) -> None:
+    """Remove a folder with these files. It takes a fifth of the calls of `remove_folder`."""
+    try:
+        for path in paths:
+            os.unlink(path)
+        os.rmdir(folder)
+    except OSError:  # There are other files in it, or folders.
+        remove_folder(folder)

@@ -26,10 +26,10 @@ from batchmill.core.storage.ranges import HEAD_BYTES
 from batchmill.runs.inputs.batch_runner import BatchRunner
 from batchmill.runs.inputs.call_step import answer
 from batchmill.runs.inputs.failed_outcomes import lost
-from batchmill.runs.inputs.read_input import discard, fetch_and_read
+from batchmill.runs.inputs.read_input import fetch_and_read
 from batchmill.runs.inputs.run_input import StepHooks, load, run_async_step, run_step, store_all
 from batchmill.runs.inputs.shared_step import SharedStep
-from batchmill.runs.inputs.staging import CONFINED_FOLDERS, Input, StagingArea
+from batchmill.runs.inputs.staging import CONFINED_FOLDERS, Input, StagingArea, discard
 from batchmill.runs.shards.outcome_recorder import OutcomeRecorder, PackUpload
 from batchmill.runs.shards.recorded_attempts import RecordedAttempts
 from batchmill.runs.shards.shard_inputs import ShardInputs

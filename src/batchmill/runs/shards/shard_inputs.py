@@ -24,7 +24,7 @@ from batchmill.core.storage import is_url
 from batchmill.core.storage.addresses import parse_address
 from batchmill.core.storage.fingerprints import SeenFile
 from batchmill.core.storage.remote import FileStat
-from batchmill.core.urls import join, last_part
+from batchmill.core.urls import copy_name, join, last_part
 from batchmill.core.user_step.compare_with_plan import PlannedStep
 from batchmill.core.user_step.libraries import StepLibraries, imported_files
 from batchmill.core.user_step.load import Step, load_step
@@ -157,7 +157,8 @@ class ShardInputs:
         url = join(root, planned.etag or "") if is_packed else join(root, name)
         if not (is_packed or is_url(url)):
             return {"path": url}
-        path = f"{staging.fetched}/{folder}/{last_part(url)}"
+        copy = last_part(url) if is_packed else copy_name(url)
+        path = f"{staging.fetched}/{folder}/{copy}"
         return {"path": path, "url": url, "planned": planned}
 
 
