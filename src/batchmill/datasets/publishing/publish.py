@@ -125,13 +125,13 @@ def _made_of(prepared: Prepared, state: str, declared: Mapping[str, str]) -> str
 
 
 def _contents_of(state: State) -> pa.Table:
-    """Return the names and contents of the inputs that are ok."""
+    """Return the names and contents of the inputs that are ok, sorted by their names."""
     inputs = state.listed().table
     inputs = select(inputs, pc.equal(inputs["outcome"], OK))
     # An input that was read in parts has no known content, but an ETag.
     is_known = pc.not_equal(inputs["content"], "")
     contents = pc.if_else(is_known, inputs["content"], inputs["etag"])
-    return pa.table({"input": inputs["input"], "content": contents})
+    return pa.table({"input": inputs["input"], "content": contents}).sort_by("input")
 
 
 def _hash(table: pa.Table) -> str:
