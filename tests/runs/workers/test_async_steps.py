@@ -343,8 +343,13 @@ def test_the_input_that_blocks_the_event_loop_is_found(run, log):
     outcomes = run("faulty", texts, FailurePolicy(retries=0, timeout=1), concurrency=2)
     assert kinds(outcomes) == {"blocks": "timeout"}
     assert "_act" in outcomes["blocks"].log
-    assert executions(log) == {"blocks": 1, "other": 2}
+    assert executions(log) == {"blocks": 2, "other": 2}
     assert outcomes["other"].attempts == 2
+
+
+def test_inputs_that_exceed_the_limit_only_together_are_ok(run):
+    outcomes = run("computes", fine(8), FailurePolicy(retries=0, timeout=3), concurrency=8)
+    assert kinds(outcomes) == {}
 
 
 @pytest.mark.parametrize(

@@ -195,27 +195,29 @@ class InputTable:
 
         Args:
             begun: The inputs whose step had begun in the worker and not ended.
-            cause: The input that exceeded a limit, if it is known.
+            cause: The input that exceeded a limit, if it is known. If other inputs had begun, they
+                may have taken the time. So it runs again, alone.
 
         Returns:
-            The input at fault: it needs an outcome. None if all inputs wait again. If several had
-            begun, each one runs alone.
+            The input at fault: it needs an outcome. None if all inputs wait again. Without a known
+            cause, each one runs alone.
         """
         inputs = [index for index in begun if self._states[index] == _GIVEN]
         if cause is None and len(inputs) == 1:
             (cause,) = inputs
+        is_sure = cause not in inputs or len(inputs) == 1
         for index in inputs:
             self.progress += 1
-            if index == cause:
+            if index == cause and is_sure:
                 seen = self._histories.setdefault(index, History())
                 seen.faults, seen.suspected = seen.faults + seen.suspected, 0
                 seen.alone = True
-            elif cause is None:
+            elif cause in (None, index):
                 self._suspect(index)
             else:
                 self._histories.setdefault(index, History()).interrupted += 1
                 self._wait(index)
-        is_open = cause is not None and self._states[cause] == _GIVEN
+        is_open = is_sure and cause is not None and self._states[cause] == _GIVEN
         return cause if is_open else None
 
     @_locked
