@@ -2,6 +2,7 @@
 
 import os
 from contextlib import closing
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -47,14 +48,19 @@ def test_more_turns_than_the_capacity_follow_each_other():
             assert turns.take() == []
 
 
-def test_inputs_begin_in_order_within_a_rate_if_all_workers_are_busy(monkeypatch):
-    clock = [0.0]
+def test_turns_do_not_add_up_while_all_workers_are_busy(monkeypatch):
     monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    table = InputTable(8, 0)
+    table, clock = InputTable(8, 0), [0.0]
     feed = Feed(table, pace_seconds=1.0)
     feed.begin(table.give(0.0, 2).indices)
-    for second in range(20):
-        clock[0] = float(second)
-        feed.advance()
     with closing(feed.turns) as turns:
-        assert [index for index, _ in turns.take(8)] == [*range(8)]
+        begun = []
+        for second in range(50):
+            clock[0] = float(second)
+            feed.advance()
+            if second >= 20:
+                begun += turns.take(8)
+            assert turns.left <= 1
+    assert [index for index, _ in begun] == [*range(8)]
+    times = [at for _, at in begun]
+    assert all(later - earlier >= 1 for earlier, later in pairwise(times[1:]))

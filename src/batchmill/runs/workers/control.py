@@ -111,9 +111,14 @@ class Pace:
         self._seconds = seconds * (1 + _PACE_MARGIN)
         self._next = now + self._seconds
 
-    def next_turn(self, now: float) -> float | None:
-        """Return the time of the next turn; None if it is not near enough to be given away."""
-        if self._seconds and self._next > now + _AHEAD_SECONDS:
+    def next_turn(self, now: float, untaken: int = 0) -> float | None:
+        """Return the time of the next turn; None if it is not near enough to be given away.
+
+        Also None while turns are late because no worker has taken them. Otherwise many of them
+        would begin at once later.
+        """
+        is_late = untaken and self._next - self._seconds < now
+        if self._seconds and (is_late or self._next > now + _AHEAD_SECONDS):
             return None
         turn = max(now, self._next if self._seconds else now)
         self._next = turn + self._seconds
@@ -165,8 +170,8 @@ class Feed:
 
     def _next_of(self, waiting: deque[int], now: float) -> list[tuple[int, float]]:
         """Remove and return the inputs whose turn has come, each with its time."""
-        ready = []
-        while waiting and (turn := self._pace.next_turn(now)) is not None:
+        ready, untaken = [], self.turns.left
+        while waiting and (turn := self._pace.next_turn(now, untaken)) is not None:
             ready.append((waiting.popleft(), turn))
         return ready
 
