@@ -20,6 +20,17 @@ def texts(work):
         shutil.copy(STEP_MODULES / name, work)
 
 
+def test_an_overdue_batch_of_one_input_is_retried_on_request(shell, texts, work):
+    (work / "m.csv").write_text("input\nin/13.txt\n")
+    done = shell.batchmill(
+        *["run", "m.csv", "--step", "batch_steps:Hangs", "-o", "out", "--retries", "1"],
+        *["--timeout", "3", "--retry-timeouts"],
+    )
+    assert done.returncode == 1, done.stderr
+    (failure,) = json.loads(shell.batchmill("failures", "out", "--json").stdout)
+    assert (failure["outcome"], failure["attempts"]) == ("timeout", 2)
+
+
 @pytest.mark.parametrize(
     ("step", "outcome", "timeout"),
     [

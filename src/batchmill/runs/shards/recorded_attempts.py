@@ -26,11 +26,13 @@ class RecordedAttempts:
         # The clocks of two processes or machines differ, so times since 1970 are recorded.
         self._shift = time.time() - time.monotonic()
 
-    def record(self) -> None:
-        """Record the attempts, if they have changed. Raises StoreError."""
+    def record(self, *, may_die: bool = True) -> None:
+        """Record the attempts, if they have changed. Raises StoreError.
+
+        If the process may die before the next call, the only input left has ended it.
+        """
         unfinished = self._table.unfinished()
-        if self._inputs.shard.left == 1 and len(self._table):
-            # If the process dies now, this input has ended it.
+        if may_die and self._inputs.shard.left == 1 and len(self._table):
             seen = unfinished.get(0, History())
             unfinished[0] = replace(seen, faults=seen.faults + 1)
         attempts = {

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -284,21 +285,24 @@ class ShardExecution:
     def _end_overdue(self, indices: Sequence[int]) -> None:
         """End this process because its batch exceeds the timeout.
 
-        If the batch has only one input, that input gets the outcome `timeout`.
+        If the batch has only one input, that input gets the outcome `timeout`, or is retried.
         """
         seconds = self._inputs.spec.policy.timeout_seconds or 0.0
         message = f"the batch was still running after {seconds:g} s (--timeout)"
         try:
             faulthandler.dump_traceback(all_threads=True)
             if len(indices) == 1:
-                timeout = WorkerExit("timeout", "Timeout", message, seconds=seconds)
-                self._recorder.record([self._lost(indices[0], timeout)])
+                outcome = self._lost(
+                    indices[0], WorkerExit("timeout", "Timeout", message, seconds=seconds)
+                )
+                final = self._executor.table.ended(indices[0], outcome, time.monotonic())
+                self._recorder.record([final] if final else [])
         finally:
             self._end_process(f"{len(indices)} inputs: {message}")
 
     def _flush(self) -> None:
         self._recorder.flush()
-        self._attempts.record()
+        self._attempts.record(may_die=False)
 
     def _end_process(self, reason: str) -> None:
         """Commit all outcomes and kill this process. The driver retries the other inputs.
