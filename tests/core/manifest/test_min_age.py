@@ -135,3 +135,16 @@ def test_a_file_that_comes_back_is_in_the_table_before_it_is_old_enough(source, 
     summary = run_job(*job, options={"min_age": 600})
     assert summary.executed == 0
     assert "old.txt" in set(pd.read_csv(out)["input"])
+
+
+def test_a_folder_that_is_being_filled_is_too_young(tmp_path):
+    """It may still be empty, and a file that is copied may keep its old time."""
+    for name in ("old", "new", "empty"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+    for name in ("old", "new"):
+        write(tmp_path / "in", f"{name}/a.txt", age=LONG_AGO)
+    then = time.time() - LONG_AGO
+    os.utime(tmp_path / "in" / "old", (then, then))
+    manifest = load_manifest(tmp_path / "in", folders=True, min_age=60)
+    assert manifest.inputs["input"].to_pylist() == ["old"]
+    assert sorted(manifest.too_young.to_pylist()) == ["empty", "new"]

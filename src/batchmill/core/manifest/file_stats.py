@@ -85,12 +85,12 @@ def _look_into(place: str) -> Fingerprint | str:
         return "is a file. Name a folder, or drop --input-kind folder."
     try:
         files = files_in(place)
+        # A bucket has no empty folders.
+        return folder_state(place, files) if files or not is_url(place) else _NO_FOLDER
     except FileNotFoundError:
         return _NO_FOLDER
     except OSError as error:
         return f"cannot be read: {error.strerror}."
-    # A bucket has no empty folders.
-    return folder_state(files) if files or not is_url(place) else _NO_FOLDER
 
 
 def _stat_local(

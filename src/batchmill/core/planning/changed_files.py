@@ -140,7 +140,7 @@ def _read_content(root: str, name: str, etag: str | None, *, is_folder: bool = F
         if is_folder:
             files = files_in(place)
             read = partial(_read_content, place, etag=None)
-            return folder_fingerprint(files, lambda file: read(file.name)).content
+            return folder_fingerprint(place, files, lambda file: read(file.name)).content
         if etag and parse_address(etag):
             return open_store(root).content_of(etag)
         return remote.content_of(place) if is_url(place) else content_of(place)

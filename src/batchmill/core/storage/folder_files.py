@@ -33,26 +33,35 @@ def files_in(place: str) -> dict[str, SeenFile]:
 
 
 def folder_fingerprint(
-    files: Mapping[str, SeenFile], content_of: Callable[[SeenFile], str]
+    place: str, files: Mapping[str, SeenFile], content_of: Callable[[SeenFile], str]
 ) -> Fingerprint:
     """Return the fingerprint of a folder.
 
     Args:
+        place: The path or URL of the folder.
         files: Its files.
         content_of: Returns the hash of a file's content.
+
+    Raises:
+        OSError: The folder cannot be read.
     """
     contents = {name: (name, content_of(file)) for name, file in files.items()}
-    return folder_state(files)._replace(content=joint_content("", contents))
+    return folder_state(place, files)._replace(content=joint_content("", contents))
 
 
-def folder_state(files: Mapping[str, SeenFile]) -> Fingerprint:
-    """Return what is known of a folder without reading its files.
+def folder_state(place: str, files: Mapping[str, SeenFile]) -> Fingerprint:
+    """Return what is known of a folder without reading its files. Raises OSError.
 
-    The size is the sum of the sizes, and the time that of the last change of a file.
+    The size is the sum of the sizes, and the time that of the last change of a file or a folder: a
+    file that is copied may have an old time.
     """
+    times = [file.mtime_ns for file in files.values()]
+    if not is_url(place):
+        folders = {"", *map(os.path.dirname, files)}
+        times += [file_state(f"{place}/{folder}").mtime_ns for folder in folders]
     return Fingerprint(
         size=sum(max(file.size, 0) for file in files.values()),
-        mtime_ns=max((file.mtime_ns for file in files.values()), default=0),
+        mtime_ns=max(times, default=0),
         content="",
         companions=digest_of_files(files),
     )

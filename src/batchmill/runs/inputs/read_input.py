@@ -64,7 +64,9 @@ def _read_folder(item: Input) -> Fingerprint:
             f"{place}: no such folder. Create the folder, or remove it from the manifest."
         )
     if not item.url:
-        return folder_fingerprint(files, lambda file: content_of(f"{item.path}/{file.name}"))
+        return folder_fingerprint(
+            item.path, files, lambda file: content_of(f"{item.path}/{file.name}")
+        )
     for name in files:
         # Such a copy could be in another folder, or replace that of another file.
         if any(part in ("", ".", "..") or len(part.encode()) > 255 for part in name.split("/")):
@@ -76,7 +78,7 @@ def _read_folder(item: Input) -> Fingerprint:
     ]
     seen = {part.name: _read(part) for part in parts}
     now = {name: seen_file.named(name) for name, seen_file in seen.items()}
-    return folder_fingerprint(now, lambda file: seen[file.name].content)
+    return folder_fingerprint(item.url, now, lambda file: seen[file.name].content)
 
 
 def _read(item: Input | Companion) -> Fingerprint:
