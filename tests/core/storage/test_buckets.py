@@ -507,6 +507,9 @@ class CountingHandler(SimpleHTTPRequestHandler):
     def parse_request(self):
         parsed = super().parse_request()
         self.seen[self.command] += 1
+        if parsed and self.seen["fails"]:
+            self.send_error(self.seen["fails"])
+            return False
         return parsed
 
     def send_header(self, keyword, value):
@@ -554,6 +557,18 @@ def test_changes_of_inputs_without_a_size_are_detected_by_content(inputs, tmp_pa
         assert run_job_of(urls, tmp_path).executed == 0
         (inputs / "in" / "1.txt").write_text("another content")
         assert run_job_of(urls, tmp_path).executed == 1
+
+
+@pytest.mark.parametrize("status", [404, 503])
+def test_a_result_stays_while_the_web_server_does_not_send_its_input(inputs, tmp_path, status):
+    with counting_web(inputs) as (url, seen):
+        urls = [f"{url}/in/0.txt", *(str(inputs / "in" / f"{n}.txt") for n in range(1, 4))]
+        assert run_job_of(urls, tmp_path).outcomes == {"ok": 4}
+        seen["fails"] = status
+        summary = run_job_of(urls, tmp_path)
+        assert (summary.executed, summary.counts["unreadable"]) == (0, 1)
+        seen["fails"] = 0
+        assert run_job_of(urls, tmp_path).counts["unchanged"] == 4
 
 
 def test_an_unreachable_web_server_fails_only_its_own_inputs(web, tmp_path, unsteady):

@@ -13,7 +13,6 @@ from batchmill.core.manifest.file_stats import MISSING_SIZE
 from batchmill.core.planning.changed_files import FileChanges, has_other_size, has_other_time
 from batchmill.core.storage.large_tables import Column
 from batchmill.core.storage.remote import UNKNOWN_TIME
-from batchmill.core.urls import is_web, join
 
 # Shared, because creating an encoder takes longer than encoding one row.
 _JSON = json.JSONEncoder(default=str, ensure_ascii=False)
@@ -111,17 +110,13 @@ def _is_unreadable(manifest: Manifest, done: pa.Table) -> pa.ChunkedArray:
     """Return which inputs have an `ok` result, but no file that can be looked up."""
     inputs = manifest.inputs.select(["input", "size"])
     is_ok = pc.equal(done["outcome"], "ok").fill_null(False)
-    absent = absent_inputs(manifest.root, inputs.filter(is_ok))
+    absent = absent_inputs(inputs.filter(is_ok))
     return pc.is_in(inputs["input"], value_set=pa.array(absent, pa.string()))
 
 
-def absent_inputs(root: str, inputs: pa.Table) -> list[str]:
-    """Return the names of the inputs whose file cannot be looked up.
-
-    A web server may send a file although it did not report its size.
-    """
-    names = inputs["input"].filter(pc.equal(inputs["size"], MISSING_SIZE)).to_pylist()
-    return [name for name in names if not is_web(join(root, name))]
+def absent_inputs(inputs: pa.Table) -> list[str]:
+    """Return the names of the inputs whose file does not exist or cannot be looked up."""
+    return list(inputs["input"].filter(pc.equal(inputs["size"], MISSING_SIZE)).to_pylist())
 
 
 def _among(names: Sequence[str], chosen: Set[str]) -> pa.Array:

@@ -53,7 +53,7 @@ def check_kind(job: Job, step: Step) -> None:
 
 def check_missing(job: Job, manifest: Manifest, plan: Plan) -> None:
     """Raise ManifestError if most inputs do not exist, before they all become failed inputs."""
-    names = absent_inputs(manifest.root, plan.pending) + plan.unreadable.to_pylist()
+    names = absent_inputs(plan.pending) + plan.unreadable.to_pylist()
     if 2 * len(names) <= len(manifest):
         return
     (file,) = manifest.missing_files(pa.chunked_array([names[:1]]))

@@ -16,6 +16,8 @@ _CONNECT_SECONDS, _SILENT_SECONDS = 10, 30
 _FIRST_BYTES = 2**20
 # A larger upload waits until the server accepts it.
 _SENT_AT_ONCE_BYTES = 2**20
+# The statuses with which a web server says that there is no file.
+_GONE = (404, 410)
 
 
 def open_google(options: Mapping[str, Any]) -> Any:
@@ -62,7 +64,14 @@ def look_up(files: Any, path: str) -> dict[str, Any]:
     if key and _is_google(files):
         found = files.call("GET", "b/{}/o/{}", bucket, key, json_out=True)
         return {**found, "type": "file"}
-    details: dict[str, Any] = files.info(path)
+    try:
+        details: dict[str, Any] = files.info(path)
+    except FileNotFoundError as error:
+        # fsspec reports every error of a web server as a missing file.
+        cause = error.__cause__
+        if cause and "http" in files.protocol and getattr(cause, "status", 0) not in _GONE:
+            raise cause from None
+        raise
     return details
 
 

@@ -53,6 +53,9 @@ class FileStat(NamedTuple):
     etag: str | None
 
 
+# A file that may exist: its server does not respond, or responds with an error.
+UNREACHABLE = FileStat(-1, UNKNOWN_TIME, None)
+
 # The columns of a listing of many files: their relative names, and the fields of FileStat.
 FOUND = pa.schema(
     [("name", pa.string()), ("size", pa.int64()), ("mtime_ns", pa.int64()), ("etag", pa.string())]
@@ -108,10 +111,15 @@ def stat_many(
 
 
 def stat_if_allowed(url: str) -> FileStat | None:
-    """Return what `stat` returns. If the store denies access to this file only, return None."""
+    """Return what `stat` returns. If the store denies access to this file only, return None.
+
+    If a web server does not describe its file, return UNREACHABLE.
+    """
     try:
         return stat(url)
     except StoreError as error:
+        if is_web(url):
+            return UNREACHABLE  # Other inputs may be on other web servers.
         if not isinstance(error.__cause__, PermissionError):
             raise
         check_bucket(url)  # Raises if the bucket denies access to all files.

@@ -20,6 +20,7 @@ from batchmill.core.storage.obstore_s3 import forget_settings, key_of, store_for
 from batchmill.core.storage.ranges import HEAD_BYTES
 from batchmill.core.storage.retries import retry_remote
 from batchmill.core.storage.url_file_system import converting_errors, has_expired
+from batchmill.core.urls import is_web
 from batchmill.errors import StoreError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def fetch_planned(url: str, path: str, planned: remote.FileStat) -> Fingerprint:
         seen = fetch(url, path)
         if seen:
             return seen
-        now = remote.stat(url)
+        now = remote.stat_if_allowed(url) if is_web(url) else remote.stat(url)
         if now is None:
             break  # Some web servers return a file, but no size, time or ETag.
         if now.etag == planned.etag and (now.etag or now.mtime_ns == planned.mtime_ns):

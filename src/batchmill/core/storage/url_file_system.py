@@ -76,6 +76,7 @@ def converting_errors(url: str) -> Iterator[None]:
         # The error itself may contain secrets, and a traceback of StoreError shows its cause.
         cause = _stand_in(error).with_traceback(error.__traceback__)
         final = isinstance(error, _FINAL) or name in _NO_ACCESS or name == _WEB_SERVERS_NO
+        final = final or (is_web(url) and name in _NO_SERVER)
         # s3fs raises EINVAL if the server rejected the request as invalid.
         final = final or (isinstance(error, OSError) and error.errno == errno.EINVAL)
         raise StoreError(

@@ -18,7 +18,7 @@ from batchmill.core.security.allowlist import check_input
 from batchmill.core.storage import LocalStore, is_url, remote
 from batchmill.core.storage.remote import FileStat
 from batchmill.core.storage.scratch import scratch_folder
-from batchmill.core.urls import copy_name, last_part, one_slash_fault
+from batchmill.core.urls import copy_name, is_web, last_part, one_slash_fault
 from batchmill.core.user_step.load import Step
 from batchmill.errors import OptionError
 from batchmill.runs.inputs.call_step import make_dataset
@@ -112,9 +112,9 @@ def _stat(place: str) -> FileStat | None:
     if is_url(place):
         remote.check_url(place)
         remote.check_bucket(place)
+        if is_web(place):
+            return remote.stat_if_allowed(place) or remote.UNREACHABLE
         stat = remote.stat(place)
-        if stat is None and place.startswith(("http://", "https://")):
-            return FileStat(-1, remote.UNKNOWN_TIME, None)  # The fetch may still succeed.
         if stat is None:
             raise OptionError(f"{place}: no such file. Check the URL.")
         return stat
