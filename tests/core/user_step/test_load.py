@@ -1,6 +1,7 @@
 """Test loading steps by reference, and their parameters."""
 
 import functools
+import importlib
 import json
 import subprocess
 import sys
@@ -154,6 +155,16 @@ def test_functions_have_references():
     assert reference_to([1].append) is None
     with pytest.raises(StepError, match="other processes cannot import __main__"):
         load_step("__main__:step")
+
+
+def test_a_function_keeps_its_reference_when_its_module_is_reloaded(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "reloaded.py").write_text("def step(source): return {}\n")
+    module = importlib.import_module("reloaded")
+    step = module.step
+    importlib.reload(module)
+    assert module.step is not step
+    assert reference_to(step) == "reloaded:step"
 
 
 def test_a_wrapper_with_the_name_of_an_importable_function_is_a_step_of_its_own():
