@@ -125,6 +125,15 @@ def test_a_glob(folder):
         load_manifest(f"{folder}/*.mp3")
 
 
+def test_a_glob_follows_no_links_to_folders_and_shows_no_hidden_files(folder):
+    (folder / "latest").symlink_to(folder / "sub")
+    (folder / "sub" / "up").symlink_to(folder)
+    (folder / "sub" / ".hidden.wav").write_text("x")
+    assert names(load_manifest(f"{folder}/**/*.wav")) == ["a.wav", "sub/b.wav"]
+    assert names(load_manifest(f"{folder}/sub/.h*.wav")) == [".hidden.wav"]
+    assert names(load_manifest(f"{folder}/latest/*.wav")) == ["b.wav"]
+
+
 def test_a_file_whose_name_looks_like_a_glob_is_a_file(folder):
     path = folder / "m[1].csv"
     path.write_text("input\na.wav\n")
@@ -358,3 +367,15 @@ def test_a_key_that_is_not_utf_8_is_a_fault_of_its_line(folder):
         load_manifest(str(folder / "m.jsonl"))
     (folder / "m.jsonl").write_text('{"input": "a.wav", "\\ud83d\\ude00": 1}\n')
     assert load_manifest(str(folder / "m.jsonl")).manifest_columns.column_names == ["\U0001f600"]
+
+
+def test_a_link_in_a_folder_must_not_lead_outside_of_the_root(tmp_path, monkeypatch):
+    (tmp_path / "in" / "a").mkdir(parents=True)
+    (tmp_path / "secret.txt").write_text("x")
+    (tmp_path / "in" / "a" / "x.txt").symlink_to(tmp_path / "secret.txt")
+    table = pd.DataFrame({"input": ["a"]})
+    with pytest.raises(ManifestError, match=r"'a/x.txt' leaves the root .* symbolic link"):
+        load_manifest(table, folders=True, root=tmp_path / "in")
+    monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", str(tmp_path / "in"))
+    with pytest.raises(ManifestError, match=r"x.txt' may not be read here"):
+        load_manifest(tmp_path / "in", folders=True)

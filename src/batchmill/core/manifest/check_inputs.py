@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from batchmill.core import urls
 from batchmill.core.manifest.file_stats import FILES, stat_files, stat_folders
 from batchmill.core.manifest.source import Source
-from batchmill.core.security.allowlist import refused_inputs
+from batchmill.core.security.allowlist import INPUTS, listed_in, refused_inputs
 from batchmill.core.storage import is_url
 from batchmill.core.storage.large_tables import SLICE_ROWS, collected
 from batchmill.core.storage.name_search import repeated
@@ -56,6 +56,8 @@ def check_inputs(
     _find_duplicates(both["place"], values, source, faults)
     if folders:
         table = stat_folders(both["name"].combine_chunks(), root, faults)
+        if confined or listed_in(INPUTS) is not None:
+            _find_links_in_folders(table["input"], root, faults, confined=confined)
     elif source.files is not None:
         known = [source.files[name] for name in ("size", "mtime_ns", "etag")]
         table = pa.table([both["name"], *known, pa.nulls(len(values), pa.int64())], schema=FILES)
@@ -230,3 +232,21 @@ def _find_escapes(names: pa.StringArray, root: str, faults: dict[int, str]) -> N
             is_below = os.path.realpath(place).startswith(real_root)
         if not is_below:
             faults[index] = _outside(name, root, " through a symbolic link")
+
+
+def _find_links_in_folders(
+    names: pa.ChunkedArray, root: str, faults: dict[int, str], *, confined: bool
+) -> None:
+    """Add a fault for each folder with a link to a file that may not be read."""
+    real_root = os.path.realpath(root).rstrip("/") + "/"
+    for index, name in enumerate(names.to_pylist()):
+        if name is None or index in faults:
+            continue
+        walked = os.walk(urls.join(root, name))
+        paths = (os.path.join(folder, file) for folder, _, files in walked for file in files)
+        for link in filter(os.path.islink, paths):
+            is_outside = confined and not os.path.realpath(link).startswith(real_root)
+            refused = refused_inputs([link])
+            if is_outside or refused:
+                text = _outside(os.path.relpath(link, root), root, " through a symbolic link")
+                faults[index] = text if is_outside else refused[0]

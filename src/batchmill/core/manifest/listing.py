@@ -4,7 +4,7 @@ import errno
 import glob
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -143,23 +143,38 @@ def read_glob(path: str, pattern: str, *, folders: bool = False) -> Source:
     Returns:
         One row per file. Names are relative to the folder before the first wildcard.
     """
-    fixed = Path()
-    for part in Path(path).parts:
-        plain = part.replace("[[]", "[").replace("[*]", "*").replace("[?]", "?")
-        if glob.escape(plain) != part:
+    fixed, rest = Path(), list(Path(path).parts)
+    while len(rest) > 1:
+        plain = rest[0].replace("[[]", "[").replace("[*]", "*").replace("[?]", "?")
+        if glob.escape(plain) != rest[0]:
             break
         fixed /= plain
+        del rest[0]
     _in_dataset.cache_clear()
-    paths = (
-        Path(name).relative_to(fixed).as_posix()
-        for name in glob.iglob(path, recursive=True)
+    found = (
+        name.relative_to(fixed).as_posix()
+        for name in _matching(fixed, rest)
         if (os.path.isdir(name) if folders else os.path.isfile(name) or not os.path.exists(name))
-        and not _in_dataset(os.path.abspath(name if folders else os.path.dirname(name)))
+        and not _in_dataset(os.path.abspath(name if folders else name.parent))
     )
-    # With several `**`, `iglob` finds a file more than once.
-    names = sorted({name for name in paths if fits(name, pattern)})
+    # With several `**`, a file is found more than once.
+    names = sorted({name for name in found if fits(name, pattern)})
     nothing = f"no {'folder' if folders else 'file'} matches it"
     return _listed(path, os.path.abspath(fixed), names, nothing)
+
+
+def _matching(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
+    """Yield the paths below a folder that match a pattern. `**` does not follow links to folders.
+
+    As in a shell, a name that begins with a dot matches only if the pattern has such a name.
+    """
+    # Otherwise `**` would be only folders at the end, and an error inside a name.
+    *above, last = [part if part == "**" else re.sub(r"\*+", "*", part) for part in parts]
+    shows_hidden = any(part.startswith(".") for part in parts)
+    for path in folder.glob("/".join([*above, *(["**", "*"] if last == "**" else [last])])):
+        names = path.relative_to(folder).parts
+        if shows_hidden or not any(name.startswith(".") for name in names):
+            yield path
 
 
 def is_glob(text: str) -> bool:
