@@ -51,6 +51,22 @@ def test_outcomes_are_adopted_once(job):
     assert job.reasons() == {"unchanged": 20}
 
 
+def test_a_kept_outcome_is_in_use_while_its_rows_are_in_the_table(job):
+    job.names.pop()
+    job.list()
+    job.run(**ACCEPT)
+    kept = adoption_lines(job.ledger)
+    assert kept == [f"run 2: {SENTENCE.format('19 earlier outcomes')}"]
+    failing = FAILING.replace("source.name == '00003.txt'", "True")
+    job.edit(step=failing.format(helper=job.helper))
+    job.run()
+    assert set(pd.read_parquet(job.dataset / "metadata.parquet")["stale"]) == {True}
+    assert adoption_lines(job.ledger) == kept
+    job.edit(step=STEP.format(helper=job.helper))
+    job.run(force=True)  # The withdrawn input keeps its result of the first run.
+    assert adoption_lines(job.ledger) == []
+
+
 def test_only_unchanged_inputs_are_adopted(job):
     job.path("00001.txt").write_text("00009.txt")
     job.output("00002.txt").unlink()

@@ -103,7 +103,9 @@ def _are_whole(ledger: Ledger, last: Snapshot, version: Snapshot) -> bool:
 
 def _adoptions(prepared: Prepared, run: int, last: Snapshot | None) -> list[dict[str, Any]]:
     """Return the results of earlier code that are in use after a run."""
-    oldest = pc.min(prepared.state.table["run"]).as_py()
+    listed = prepared.state.listed().table
+    in_use = select(listed, has_result(listed))
+    oldest = pc.min(pc.coalesce(in_use["result_run"], in_use["run"])).as_py()
     now, earlier = prepared.adoption(run), last.adoptions if last else ()
     # Results that were executed again later have the number of that run.
     stay = [dict(adoption) for adoption in earlier if oldest and oldest < adoption["run"]]
