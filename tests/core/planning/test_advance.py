@@ -12,7 +12,7 @@ import batchmill
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.ledger.parts import PART_SCHEMA, Origin
 from batchmill.core.ledger.snapshots import Snapshot
-from batchmill.core.ledger.state import State
+from batchmill.core.ledger.state import State, as_shown
 from batchmill.core.manifest import Manifest
 from batchmill.core.options.job_options import RunOptions
 from batchmill.core.outcome import Outcome
@@ -45,7 +45,7 @@ def commit(ledger, run, **kinds):
         if kind == "ok":
             seen["rows"] = f'[{{"run":{run}}}]'
         else:
-            seen["message"] = f"{name} was not ok"
+            seen |= {"message": f"{name} was not ok", "traceback": "in the step"}
         outcome = Outcome(name, name, kind, 1, 0.5, 1.0, "host", **seen)
         records.append((outcome, Origin("{}", "s", run)))
     ledger.commit(f"{run:06d}-a-0", records)
@@ -116,7 +116,7 @@ def test_an_input_whose_file_vanished_during_the_run_keeps_its_outcome(ledger):
     first = '[{"run":1}]'
     assert seen(state) == {
         "a": ("ok", 3, first, None, "missing", 0),
-        "b": ("missing", 3, first, 1, None, 1),
+        "b": ("failed", 3, first, 1, "missing", 0),
         "c": ("missing", 3, "[]", None, None, 1),
         "d": ("ok", 3, '[{"run":3}]', None, None, 1),
     }
@@ -157,6 +157,20 @@ def test_an_absence_is_recorded_until_the_input_is_there_again(ledger):
     state = advanced(state, manifest_of("a", "b", "c"))
     assert seen(state, *columns)["c"] == (None, failed)
     assert seen(state, "outcome") == {"a": ("ok",), "b": ("ok",), "c": ("failed",)}
+
+
+def test_a_failed_input_with_an_earlier_result_may_be_missing(ledger):
+    commit(ledger, 1, a="ok", b="failed")
+    commit(ledger, 2, a="failed")
+    manifest = manifest_of("a", "b", gone=["a"])
+    state = advanced(ledger.state(), manifest, prune_failed=True)
+    assert seen(state)["a"] == ("failed", 2, '[{"run":1}]', 1, "missing", 1)
+    columns = ["outcome", "message", "traceback", "result_run", "run", "attempts", "absence"]
+    shown = as_shown(state.of(pa.array(["a"])).records(columns)).to_pylist()[0]
+    stays = "/data/a: no such file. Its earlier result stays in the dataset."
+    assert shown | {"outcome": "missing", "message": stays, "traceback": ""} == shown
+    state = advanced(state, manifest_of("a", "b"), prune_failed=True)
+    assert seen(state)["a"] == ("failed", 2, "[]", None, None, 1)
 
 
 def test_only_prune_removes_withdrawn_inputs(ledger):

@@ -76,6 +76,25 @@ def test_an_ok_result_stays_if_its_input_cannot_be_found(tmp_path):
     assert failed_inputs(dataset) == {}
 
 
+def test_the_earlier_result_of_a_failed_input_stays_if_its_file_cannot_be_found(tmp_path):
+    manifest, dataset = write_manifest(tmp_path, 0, 4), tmp_path / "out"
+    run_job(manifest, SPLIT, dataset)
+    (tmp_path / "0.txt").write_bytes(b"\xff")
+    assert run_job(manifest, SPLIT, dataset).outcomes == {"ok": 3, "failed": 1}
+    before = contents(dataset)
+    os.rename(tmp_path / "0.txt", tmp_path / "away")
+    for _ in range(2):
+        summary = run_job(manifest, SPLIT, dataset, prune_failed=True)
+        assert contents(dataset) == before
+        assert (summary.outcomes, summary.executed) == ({"ok": 3, "missing": 1}, 0)
+        assert summary.accepted(FailurePolicy(known_failures="ok"))
+        reason = f"{tmp_path}/0.txt: no such file. Its earlier result stays in the dataset."
+        assert summary.failures == (("0.txt", f"missing: FileNotFoundError: {reason}"),)
+        assert list(batchmill.failures(dataset)["traceback"]) == [""]
+    os.rename(tmp_path / "away", tmp_path / "0.txt")
+    assert prepare(job_of(manifest, SPLIT, dataset)).plan.counts["quarantined"] == 1
+
+
 def test_a_result_whose_input_cannot_be_found_is_removed_with_its_row(tmp_path):
     manifest, dataset = write_manifest(tmp_path, 0, 4), tmp_path / "out"
     run_job(manifest, SPLIT, dataset)

@@ -177,7 +177,7 @@ class Reference:
 
     def _is_pending(self, name, options):
         record, key = self.records.get(name), self._key(name)
-        if record and record.outcome == "ok" and key.content is None:
+        if record and record.result and key.content is None:
             return False  # Its file may come back, so its result stays.
         if record is None or self._has_other_library(record, options):
             return True
@@ -195,8 +195,9 @@ class Reference:
         """Remove what the user wants to be removed."""
         if options.prune_failed:
             for name, record in self.records.items():
-                # The next run executes those outside the sample.
-                if record.outcome != "ok" and name not in self.left:
+                # The next run executes those outside the sample. The files of others may come back.
+                is_away = name in self.listed and name not in self.files
+                if record.outcome != "ok" and name not in self.left and not is_away:
                     self.records[name] = replace(record, result=None)
         if options.prune:
             self.records = {n: record for n, record in self.records.items() if n in self.listed}

@@ -184,10 +184,8 @@ class State:
         new = now.table
         place = rows_of(new["input"], self.names)
         before = take(self.table, place)
-        keeps = pc.and_(has_result(before), pc.not_equal(new["outcome"], OK)).fill_null(False)
-        vanished = pc.and_(
-            keeps, pc.and_(pc.equal(new["outcome"], MISSING), pc.equal(before["outcome"], OK))
-        ).fill_null(False)
+        keeps = pc.and_(has_result(before), pc.not_equal(new["outcome"], OK))
+        vanished = pc.and_(keeps, pc.equal(new["outcome"], MISSING))
         first = len(self.parts)
         new = with_column(new, "part", pc.add(new["part"], first))
         libraries, place_of = _joined(self.libraries, now.libraries)
@@ -295,7 +293,8 @@ def made_with(table: pa.Table) -> pa.ChunkedArray:
 
 def has_result(records: pa.Table) -> pa.ChunkedArray:
     """Return which records have rows and outputs: of this run, or of the `result_run`."""
-    return pc.or_(pc.equal(records["outcome"], OK), pc.is_valid(records["result_run"]))
+    is_ok = pc.equal(records["outcome"], OK).fill_null(False)
+    return pc.or_(is_ok, pc.is_valid(records["result_run"]))
 
 
 def as_shown(records: pa.Table) -> pa.Table:
@@ -308,6 +307,7 @@ def as_shown(records: pa.Table) -> pa.Table:
     """
     is_missing = pc.equal(records["absence"], MISSING).fill_null(False)
     now: dict[str, Any] = {"outcome": MISSING, "error": "FileNotFoundError", "size": -1}
+    now |= {"traceback": "", "log": ""}
     if "message" in records.column_names:
         stays, space = (pa.scalar(text, pa.large_string()) for text in (_RESULT_STAYS, " "))
         now["message"] = pc.binary_join_element_wise(records["message"], stays, space)

@@ -72,9 +72,12 @@ def _with_absences(state: State, absences: pa.Table, manifest: Manifest) -> Stat
 def _with_results_to_drop(state: State, plan: Plan, done: Column | None) -> pa.ChunkedArray:
     """Return the inputs that are not ok and keep an earlier result.
 
-    An input that the run should have executed, and has not, keeps it.
+    An input that the run should have executed, and has not, keeps it. So does one whose file cannot
+    be found.
     """
-    names = state.select(state.table["result_run"].is_valid()).names
+    is_missing = pc.equal(state.table["absence"], MISSING).fill_null(False)
+    keeps = pc.and_not(state.table["result_run"].is_valid(), is_missing)
+    names = state.select(keeps).names
     due = pa.concat_tables([plan.pending, *filter(None, [plan.left])])["input"]
     if done is not None:
         due = due.filter(rows_of(due, done).is_null())

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchmill.core.ledger.state import has_result
 from batchmill.core.manifest import Manifest
 from batchmill.core.manifest.file_stats import MISSING_SIZE
 from batchmill.core.planning.changed_files import FileChanges, has_other_size, has_other_time
@@ -18,7 +19,7 @@ from batchmill.core.storage.remote import UNKNOWN_TIME
 _JSON = json.JSONEncoder(default=str, ensure_ascii=False)
 
 REASONS = ("new", "changed", "damaged", "retry", "limit", "forced")
-# The reason of inputs with a result whose file does not exist or cannot be looked up.
+# The reason of inputs with an earlier result whose file does not exist or cannot be looked up.
 UNREADABLE = "unreadable"
 # The reason of inputs whose outputs an earlier version of the step's code made, and that are kept.
 ADOPTED = "adopted"
@@ -107,10 +108,9 @@ def decide(manifest: Manifest, done: pa.Table, contents: Column, criteria: Crite
 
 
 def _is_unreadable(manifest: Manifest, done: pa.Table) -> pa.ChunkedArray:
-    """Return which inputs have an `ok` result, but no file that can be looked up."""
+    """Return which inputs have a result, but no file that can be looked up."""
     inputs = manifest.inputs.select(["input", "size"])
-    is_ok = pc.equal(done["outcome"], "ok").fill_null(False)
-    absent = absent_inputs(inputs.filter(is_ok))
+    absent = absent_inputs(inputs.filter(has_result(done)))
     return pc.is_in(inputs["input"], value_set=pa.array(absent, pa.string()))
 
 

@@ -21,7 +21,7 @@ from batchmill.core.planning.decisions import (
 from batchmill.core.storage.large_tables import Column, collected, count_values, select, take
 from batchmill.core.storage.name_search import rows_of
 
-PLANNED_COLUMNS = (*COPIED, "outputs", "absence", LIBRARIES)
+PLANNED_COLUMNS = (*COPIED, "outputs", "result_run", "absence", LIBRARIES)
 _ABSENCE = pa.schema([(name, pa.string()) for name in ("input", "absence", "before")])
 _WITHDRAWN, _PRESENT = pa.scalar(WITHDRAWN, pa.string()), pa.scalar(None, pa.string())
 
@@ -37,8 +37,8 @@ class Plan:
         touched: Inputs whose time changed while their content stayed the same.
         adopted: Inputs whose outputs an earlier version of the step's code or of its libraries
             made. The user accepts them for the present ones.
-        unreadable: Inputs whose file cannot be looked up, although they have an `ok` result. They
-            are not executed, so the result stays.
+        unreadable: Inputs whose file cannot be looked up, although they have a result. They are not
+            executed, so the result stays.
         absences: `input` and `absence` of the records whose absence has changed since the last run:
             `withdrawn`, `missing` for unreadable inputs, null for those that are there again.
         counts: The number of inputs by reason, and the numbers of quarantined, unchanged and

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.ledger.proof_records import Adoption
 from batchmill.core.ledger.recorded_outputs import listed_outputs
-from batchmill.core.ledger.state import MISSING, State
+from batchmill.core.ledger.state import MISSING, State, as_shown
 from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.core.outcome import KINDS, one_line
 from batchmill.core.planning.changed_libraries import versions_in
@@ -130,11 +130,8 @@ def summarise(
         state = state or ledger.state()
         records = state.of_run(run).records(["input", "outcome", "attempts", "absence"])
         ended, planned = summary.result() or {}, names.result()
-    outcomes = count_values(records["outcome"])
+    outcomes = count_values(as_shown(records)["outcome"])
     outcomes.update(spec.resolved)
-    # Their results are of an earlier run.
-    vanished = count_values(records["absence"])[MISSING]
-    outcomes.update(ok=-vanished, missing=vanished)
     if found is None and sum(outcomes.values()) > outcomes["ok"]:
         found = read_failures(state, spec)
     return Summary(
@@ -150,7 +147,7 @@ def summarise(
             for row in (found.table[:SHOWN_NAMES].to_pylist() if found else ())
         ),
         groups=found.groups if found else (),
-        results_kept=vanished + spec.counts.get(UNREADABLE, 0),
+        results_kept=count_values(records["absence"])[MISSING] + spec.counts.get(UNREADABLE, 0),
         partitions=spec.partitions,
         unsampled=spec.unsampled,
         unpublished=ended.get("unpublished", ""),
