@@ -489,6 +489,25 @@ def test_a_difference_is_reported_once_and_a_repair_removes_only_its_cause(
     assert list(dataset.ledger.released()) == (["a"] if paths == [OUTPUT] else [])
 
 
+def test_an_output_of_a_withdrawn_input_cannot_be_made_again(dataset):
+    for name in "abc":
+        dataset.record(1, name, f"files/{name}.1/x")
+    dataset.publish(1, input=["c"])
+    dataset.store.delete("files/a.1/x")
+    dataset.store.write("files/b.1/x", b"longer than before")
+    found = examine(dataset.ledger, repair=True)
+    assert [(one.kind, one.input) for one in found] == [("withdrawn", "a"), ("withdrawn", "b")]
+    assert found[0].message == "is missing; the manifest does not list its input"
+    assert dataset.ledger.released() == {}
+    for repaired in (False, True):
+        text = advice("out", found, repaired=repaired)
+        assert text == "To remove the results of withdrawn inputs, run the job with --prune."
+    dataset.store.delete("files/c.1/x")
+    found = examine(dataset.ledger, repair=True)
+    assert [*dataset.ledger.released()] == ["c"]
+    assert "Run the job again to rebuild" in advice("out", found, repaired=True)
+
+
 def test_a_dataset_without_runs_has_no_differences_and_one_in_use_is_not_examined(dataset):
     assert examine(dataset.ledger) == []
     with lease(Ledger(dataset.store)), pytest.raises(LedgerError, match="another run is using it"):

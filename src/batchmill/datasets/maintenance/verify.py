@@ -36,14 +36,23 @@ from batchmill.errors import LedgerError, OptionError, StoreError
 class Difference(NamedTuple):
     """One file that differs from the ledger. If it is an output, `input` is the name of its input.
 
-    A "leak" is in a table: a group in several partitions, or an input in the wrong partition. An
-    "unpublished" table is missing or old because the last run published nothing. Two kinds are only
-    warnings. A "duplicate" has inputs with the same content in different partitions. "unchecked" is
-    a dataset whose partitions were not compared with the dataset it was made from.
+    A "withdrawn" output is missing or changed, and no run makes it again, because the manifest does
+    not list its input. A "leak" is in a table: a group in several partitions, or an input in the
+    wrong partition. An "unpublished" table is missing or old because the last run published
+    nothing. Two kinds are only warnings. A "duplicate" has inputs with the same content in
+    different partitions. "unchecked" is a dataset whose partitions were not compared with the
+    dataset it was made from.
     """
 
     kind: Literal[
-        "missing", "changed", "unpublished", "unreferenced", "leak", "duplicate", "unchecked"
+        "missing",
+        "changed",
+        "withdrawn",
+        "unpublished",
+        "unreferenced",
+        "leak",
+        "duplicate",
+        "unchecked",
     ]
     path: str
     input: str = ""
@@ -58,7 +67,8 @@ class Difference(NamedTuple):
     def is_repairable(self) -> bool:
         """True if a repair changes something. Otherwise only a run can rebuild the table."""
         is_plan = self.kind == "changed" and self.path.startswith(f"{RUNS}/")
-        return bool(self.input) or self.kind == "unreferenced" or is_plan
+        is_output = bool(self.input) and self.kind != "withdrawn"
+        return is_output or self.kind == "unreferenced" or is_plan
 
 
 def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
@@ -68,7 +78,12 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
     are compared too. If a plan or a summary is damaged, leaks and duplicates are not searched.
     """
     store, state = ledger.store, ledger.state()
-    yield from _compare_outputs(store, state, hash_files=hash_files)
+    listed = state.listed()
+    yield from _compare_outputs(store, listed, hash_files=hash_files)
+    withdrawn = state.not_of(listed.names)
+    for found in _compare_outputs(store, withdrawn, hash_files=hash_files):
+        message = f"{found.message or 'is missing'}; the manifest does not list its input"
+        yield found._replace(kind="withdrawn", message=message)
     last = ledger.last_known_run()
     if last and last not in ledger.runs():
         yield Difference("missing", ledger.run_folder(last), message="Run the job again")
@@ -239,8 +254,10 @@ def advice(dataset: str, differences: Sequence[Difference], *, repaired: bool) -
             sentences.append("Unreferenced files were removed.")
     if "unpublished" in kinds:
         sentences.append(f"Why nothing was published: batchmill status {dataset}")
-    elif kinds != {"unreferenced"}:
+    elif kinds - {"unreferenced", "withdrawn"}:
         sentences.append("Run the job again to rebuild missing or changed files.")
+    if "withdrawn" in kinds:
+        sentences.append("To remove the results of withdrawn inputs, run the job with --prune.")
     return " ".join(sentences)
 
 
@@ -249,7 +266,8 @@ def repair_differences(ledger: Ledger, differences: list[Difference]) -> None:
 
     Also remove damaged plans and summaries. Their run then counts as killed.
     """
-    inputs = sorted({difference.input for difference in differences if difference.input})
+    repairable = (difference for difference in differences if difference.is_repairable)
+    inputs = sorted({difference.input for difference in repairable if difference.input})
     if inputs:
         ledger.release(inputs)
     for difference in differences:
