@@ -63,6 +63,19 @@ def test_a_missing_or_replaced_output_folder_can_be_repaired(job):
     assert len(list((job.folder / "in").iterdir())) == 20, "what the link led to is untouched"
 
 
+def test_the_empty_folder_of_a_deleted_output_is_not_unreferenced(job):
+    job.run()
+    job.output("00000.txt").unlink()
+    assert [found.kind for found in verify(job.ledger)] == ["missing"]
+    job.path("00000.txt").write_text("changed")  # Its new output is in another folder.
+    job.run()
+    assert list(verify(job.ledger)) == [], "the first version has no other fault"
+    for turn in range(2):
+        job.path("00001.txt").write_text(f"changed {turn}")
+        job.run()
+    assert len(list((job.dataset / "files").iterdir())) == 21, "the first version was swept"
+
+
 def test_a_run_after_the_folders_of_all_runs_were_lost(job):
     """A partial backup may lack them. Outcomes of the next run must win over all earlier ones."""
     for times in (1, 2):

@@ -22,7 +22,7 @@ def contents(dataset):
     store = open_store(str(dataset))
     tables = [name for name in store.names("") if name.startswith("metadata.")]
     # `files` itself is listed if it is empty.
-    outputs = [name for name in store.files("files") if name != "files"]
+    outputs = [name for name in store.files("files") if name != "files/"]
     found = {name: store.read(name) for name in [*outputs, *tables]}
     if store.names("packs"):
         for files in Ledger(store).records(["outputs"])["outputs"].to_pylist():

@@ -61,10 +61,10 @@ class LocalStore(Store):
         return sorted(name for name, mode in self._list(folder) if stat.S_ISLNK(mode))
 
     def files(self, folder: str) -> Iterator[str]:
-        """Yield the names of all files below a folder, and of empty folders."""
+        """Yield the names of all files below a folder, and of empty folders, with a slash."""
         entries = sorted(self._list(folder))
         if not entries and self.exists(folder):
-            yield folder
+            yield f"{folder}/"
         for last, mode in entries:
             if stat.S_ISDIR(mode):
                 yield from self.files(f"{folder}/{last}")

@@ -65,7 +65,7 @@ class Store(Protocol):
         return []
 
     def files(self, folder: str) -> Iterator[str]:
-        """Yield the names of all files below a folder, and of empty folders."""
+        """Yield the names of all files below a folder, and of empty folders, with a slash."""
 
     def sizes(self, names: Sequence[str]) -> Iterable[int | None]:
         """Return the size of each file in bytes, None if there is no file."""

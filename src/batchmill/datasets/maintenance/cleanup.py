@@ -183,12 +183,14 @@ def unreferenced(ledger: Ledger) -> Iterator[str]:
     folders = {str(above) for name in named for above in PurePosixPath(name).parents}
     last = ""
     for name in store.files(FILES):
-        if name in named or name == FILES:
+        if name in named:
             continue
-        above = [*map(str, reversed(PurePosixPath(name).parents)), name]
-        # The default is a file or an empty folder at a path that is a folder in the ledger.
+        path = PurePosixPath(name)
+        above = map(str, [*reversed(path.parents), path])
         strays = (part for part in above if part not in folders and part not in (".", FILES))
-        stray = next(strays, name)
-        if stray != last:
+        # The default is a file at a path that is a folder in the ledger. An empty folder at such a
+        # path is no stray: its outputs are missing.
+        stray = next(strays, "" if name.endswith("/") else name)
+        if stray not in ("", last):
             yield stray
         last = stray
