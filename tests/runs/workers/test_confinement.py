@@ -1,5 +1,6 @@
 """With --confine, a step changes only its own files and opens no connection."""
 
+import math
 import os
 import socket
 import textwrap
@@ -171,6 +172,17 @@ def test_each_kind_of_outcome_costs_one_input(run, line, kind):
 
 
 @needs_landlock
+@pytest.mark.parametrize(
+    ("line", "attempts", "pause"),
+    [("raise batchmill.RetryAfter(1.5)", 2, 1.5), ("unknown", 1, math.inf)],
+)
+def test_an_error_has_the_same_pause_and_retries_as_without_the_option(run, line, attempts, pause):
+    lines = f"if source.name == 'b.txt':\n    {line}"
+    failed = run(lines, before="import batchmill", policy=FailurePolicy(retries=1))["b.txt"]
+    assert (failed.kind, failed.attempts, failed.retry_after) == ("failed", attempts, pause)
+
+
+@needs_landlock
 def test_a_crash_is_seen_while_a_forked_process_lives(run):
     outcomes = run(
         """
@@ -193,7 +205,8 @@ def test_a_process_that_dies_between_two_inputs_costs_no_input(run):
 
 @needs_landlock
 def test_the_answer_of_the_process_is_checked(run):
-    forged = {"failure": {"kind": "cancelled", "error": "x", "message": "x", "traceback": ""}}
+    texts = dict.fromkeys(("error", "message", "traceback", "retry_after"), "x")
+    forged = {"failure": {"kind": "cancelled", **texts}}
     outcomes = run(ANSWERS_AND_EXITS, before=f"ANSWER = {forged}", policy=FailurePolicy(retries=0))
     assert kinds(outcomes) == {"failed"}
     outcomes = run(ANSWERS_AND_EXITS, before="ANSWER = {'rows': '[{\"input\": \"x\"}]'}")

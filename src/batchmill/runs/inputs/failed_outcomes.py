@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, TracebackType
+from typing import Any
 
 from batchmill.core.failure_causes import is_library
 from batchmill.core.outcome import LONGEST_RETRY_AFTER, Kind, Outcome, OverdueError, text_of
@@ -51,14 +52,16 @@ class ReportedError(Exception):
         fields: The names of the outcome's fields that the process reports.
     """
 
-    fields = ("kind", "error", "message", "traceback")
+    fields = ("kind", "error", "message", "traceback", "retry_after")
 
-    def __init__(self, kind: str, error: str, message: str, traceback: str) -> None:
+    def __init__(
+        self, kind: str, error: str, message: str, traceback: str, retry_after: Any = 0.0
+    ) -> None:
         super().__init__(message)
         # The process runs the step's code, so its report may have any content.
         self.kind: Kind = "cancelled" if kind == "cancelled" else "failed"
         self.error, self.message = printable(str(error)), printable(str(message))
-        self.traceback = printable(str(traceback))
+        self.traceback, self.retry_after = printable(str(traceback)), _seconds(retry_after)
 
 
 def failure_of(
@@ -83,7 +86,7 @@ def failure_of(
         is_full = error.kind == "cancelled" and _full_folders(staging)
         kind: Kind = "cancelled" if is_full else "failed"
         reported = outcome_of(item, staging, kind, error.error, error.message, seconds)
-        return reported._replace(traceback=error.traceback)
+        return reported._replace(traceback=error.traceback, retry_after=error.retry_after)
     if full := _full_disk(item, staging, error):
         return outcome_of(item, staging, "cancelled", "StoreError", full, seconds)
     if ours and isinstance(error, StoreError):
@@ -97,15 +100,14 @@ def failure_of(
     # `_CLASS_NAME` reads the real name: a class may override `__class__` and `__name__`.
     name = printable(_CLASS_NAME(type(error)))
     outcome = outcome_of(item, staging, "failed", name, printable(text_of(error)), seconds)
-    refusal = max(_refusals_in(error), key=_seconds_of, default=None)
-    if refusal:
-        outcome = outcome._replace(retry_after=_seconds_of(refusal))
+    pauses = [_seconds(refusal.seconds) for refusal in _refusals_in(error)]
+    outcome = outcome._replace(retry_after=max(pauses, default=0.0))
     if outcome.retry_after > LONGEST_RETRY_AFTER:
         limit = f"The longest pause is {LONGEST_RETRY_AFTER:,.0f} s, so this run does not retry it."
         outcome = outcome._replace(message=f"{outcome.message}. {limit}")
     if _is_fault_of_code(error):
         outcome = outcome._replace(retry_after=math.inf)  # The next attempt would fail, too.
-    if refusal is error or isinstance(error, OutputError | RowTypeError):
+    if isinstance(error, RetryAfter | OutputError | RowTypeError):
         return outcome
     return outcome._replace(traceback=_traceback_of(error))
 
@@ -128,10 +130,10 @@ def _refusals_in(error: BaseException) -> list[RetryAfter]:
     return [error] if isinstance(error, RetryAfter) else []
 
 
-def _seconds_of(refusal: RetryAfter) -> float:
-    """Return the pause. A subclass may have set any value."""
+def _seconds(pause: Any) -> float:
+    """Return a pause. The step may have set any value."""
     try:
-        return max(0.0, float(refusal.seconds))
+        return max(0.0, float(pause))
     except (TypeError, ValueError, OverflowError):
         return 0.0
 
