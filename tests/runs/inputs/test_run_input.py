@@ -11,7 +11,7 @@ from harness.live import STEP_MODULES
 from batchmill.core.storage import LocalStore
 from batchmill.core.user_step.load import Step, load_step
 from batchmill.runs.inputs.call_step import make_dataset
-from batchmill.runs.inputs.run_input import execute_input
+from batchmill.runs.inputs.run_input import StepHooks, execute_input, run_step
 from batchmill.runs.inputs.staging import Input, open_staging
 
 HERE = str(STEP_MODULES)
@@ -80,6 +80,22 @@ def test_a_step_without_files_leaves_no_folder(dataset, source):
 def test_a_step_receives_the_manifests_other_columns(dataset, source):
     step = load_step("steps_under_test:labelled", search=HERE)
     assert run(dataset, source, step, {"label": "x"}).rows == '[{"twice":"xx"}]'
+
+
+def test_values_are_converted_before_the_step_counts_as_done(dataset, source):
+    calls = []
+
+    class Number:
+        def __float__(self):
+            calls.append("convert")
+            return 0.5
+
+    step = step_of(lambda source: {"x": Number()}, given=())
+    item = Input("a", "id", str(source), {})
+    hooks = StepHooks(after=lambda: calls.append("after"))
+    with open_staging(LocalStore(dataset), "one") as staging:
+        outcome = run_step(step, item, staging, list, hooks)
+    assert (outcome.rows, calls) == ('[{"x":0.5}]', ["convert", "after"])
 
 
 def test_a_class_step_is_indexed(dataset, source):

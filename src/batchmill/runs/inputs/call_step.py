@@ -12,7 +12,7 @@ from batchmill.core.user_step.load import Step
 from batchmill.errors import StepError
 from batchmill.runs.inputs.failed_outcomes import ReportedError, failure_of
 from batchmill.runs.inputs.read_input import opened
-from batchmill.runs.inputs.rows import File, Row, detached, encode_rows, rows_of
+from batchmill.runs.inputs.rows import File, Row, as_row, encode_rows, rows_of
 from batchmill.runs.inputs.staging import Input, StagingArea
 
 # An input whose file was not read.
@@ -70,10 +70,10 @@ async def await_step(step: Step, item: Input, staging: StagingArea, seen: Finger
     with _source(step, item, seen) as source:
         result = _call(step, item, source, staging)
         if isinstance(result, AsyncIterable):
-            result = iter([detached(row) async for row in result])
+            rows = [as_row(row, staging.reserved) async for row in result if row is not None]
         else:
-            result = await result
-        return _checked(step, rows_of(result, staging.reserved))
+            rows = rows_of(await result, staging.reserved)
+        return _checked(step, rows)
 
 
 def _source(step: Step, item: Input, seen: Fingerprint) -> AbstractContextManager[Path | BinaryIO]:

@@ -52,7 +52,7 @@ _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def rows_of(result: object, reserved: Set[str] = RESERVED_KEYS) -> list[Row]:
-    """Convert a step's result to metadata rows.
+    """Convert a step's result to metadata rows with plain values, and files.
 
     A mapping, NamedTuple, dataclass or pydantic model gives one row. A list of these, or a
     generator, gives one row for each item. None gives no row. Any other result gives one row with
@@ -64,6 +64,7 @@ def rows_of(result: object, reserved: Set[str] = RESERVED_KEYS) -> list[Row]:
 
     Raises:
         ValueError: A row has a reserved key, too many keys, or two keys with the same text.
+        TypeError: A row has a value that no table can hold.
 
     >>> rows_of({"words": 3})
     [{'words': 3}]
@@ -73,29 +74,16 @@ def rows_of(result: object, reserved: Set[str] = RESERVED_KEYS) -> list[Row]:
     if result is None:
         return []
     if isinstance(result, Iterator):
-        return [_as_row(detached(item), reserved) for item in result if item is not None]
+        # A generator may change the lists and arrays of an item for its next item.
+        return [as_row(item, reserved) for item in result if item is not None]
     if isinstance(result, list) and all(fields_of(item) is not None for item in result):
-        return [_as_row(item, reserved) for item in result]
-    return [_as_row(result, reserved)]
-
-
-def detached(item: Any) -> Any:
-    """Copy an item of a generator, which may change its lists and arrays for the next item.
-
-    Values become plain values, except files.
-    """
-    fields = fields_of(item)
-    if fields is None:
-        return item if type(item) in _DETACHED else _plain(item, "value")
-    return {
-        key: value if type(value) in _DETACHED else _plain(value, str(key))
-        for key, value in fields.items()
-    }
+        return [as_row(item, reserved) for item in result]
+    return [as_row(result, reserved)]
 
 
 def encode_rows(rows: Iterable[Row]) -> str:
-    """Write rows as JSON text. Raises TypeError or ValueError for values that no table can hold."""
-    data = _as_json([{key: _plain(value, key) for key, value in row.items()} for row in rows])
+    """Write rows of plain values as JSON text. Raises ValueError if the text is too long."""
+    data = _as_json(list(rows))
     if len(data) > MAX_ROWS_BYTES:
         raise ValueError(
             f"the metadata takes {len(data) / 2**20:,.0f} MiB, more than {MAX_ROWS_BYTES >> 20} "
@@ -134,7 +122,8 @@ def fields_of(value: Any) -> Row | None:
     return None
 
 
-def _as_row(value: Any, reserved: Set[str]) -> Row:
+def as_row(value: Any, reserved: Set[str]) -> Row:
+    """Convert one item of a step's result to a row, as `rows_of` does."""
     fields = fields_of(value)
     row = {"value": value} if fields is None else _with_text_keys(fields)
     if len(row) > MAX_KEYS:
@@ -147,7 +136,10 @@ def _as_row(value: Any, reserved: Set[str]) -> Row:
         raise ValueError(
             f"a row has the key {sorted(hidden)[0]!r}, which batchmill fills in itself. Rename it."
         )
-    return row
+    # Converting a value may call code of the step, so this belongs to the step's time.
+    return {
+        key: item if type(item) in _DETACHED else _plain(item, key) for key, item in row.items()
+    }
 
 
 def _with_text_keys(record: Row) -> Row:
