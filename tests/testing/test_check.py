@@ -83,6 +83,16 @@ def test_a_companion_may_have_the_name_of_its_input_and_of_its_folder(tmp_path):
     assert row["texts"] == "input companion"
 
 
+@pytest.mark.parametrize("empty", [{}, {"mask": None}])
+def test_an_empty_cell_for_a_companion_is_none_in_each_process(samples, empty):
+    files = [{"mask": samples[1]}, empty]
+    rows = check_step(kit_steps.reads_mask, samples, files=files)
+    assert [row["mask"] for row in rows] == ["two", None]
+    if empty:
+        rows = check_step(kit_steps.reads_mask, samples, files=[empty, empty])
+        assert [row["mask"] for row in rows] == [None, None]
+
+
 # These faults depend on other inputs, so they need a second sample.
 NEED_TWO = ("ByPosition", "counts_calls", "removes_what_others_wrote")
 
@@ -143,6 +153,8 @@ def test_all_faults_are_reported_together(samples):
         ("kit_steps:copy", {"params": {"upper": object()}}, "cannot be written as JSON"),
         ("kit_steps:copy", {"params": {"lower": 1}}, "unknown parameter 'lower'"),
         ("kit_steps:copy", {"rows": [{}]}, "1 rows for 2 samples"),
+        ("kit_steps:copy", {"rows": [{}, {"input": "x"}]}, "the column `input` has the samples"),
+        ("kit_steps:reads_mask", {"files": [{}, {"mask": "no"}]}, "files: no is not a file"),
         ("kit_steps:Letters", {}, "has no column 'label'"),
     ],
 )

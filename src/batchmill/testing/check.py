@@ -45,7 +45,7 @@ def check_step(
         rows: The manifest's other columns of each sample, such as `label` for a torch Dataset that
             takes labels.
         files: The further files of each sample by column, as `file_columns` of `run` gives them.
-            None for an empty cell.
+            None, or no entry, is an empty cell.
 
     Returns:
         The rows of all samples. `input` is the sample's file name.
@@ -93,6 +93,11 @@ def _check_arguments(paths: Sequence[Path], **lists: Sequence[Mapping[str, Any]]
     for path in paths:
         if not path.is_file():
             raise OptionError(f"the sample {path} is not a file. Check the path.")
+    for file in (file for companions in lists["files"] or () for file in companions.values()):
+        if file and not Path(file).is_file():
+            raise OptionError(f"files: {file} is not a file. Check the path.")
+    if any("input" in row for row in lists["rows"] or ()):
+        raise OptionError("rows: the column `input` has the samples. Rename the key.")
     for what, items in lists.items():
         if items is not None and len(items) != len(paths):
             raise OptionError(
@@ -160,17 +165,17 @@ def _run_fresh(trial: Trial) -> Fresh:
     trial = replace(trial, folder=trial.folder.with_name("fresh"))
     trial.set_up()
     prepared = trial.prepare()
-    job, step = prepared.job, prepared.step
+    job, step, columns = prepared.job, prepared.step, trial.companions[0]
     # The manifest fills in missing values, and gives each column one type.
     rows = prepared.manifest.manifest_rows()
-    listed = zip(trial.names, rows, trial.companions, strict=True)
+    listed = zip(trial.names, rows, strict=True)
     task = {
         "step": job.step,
         "params": job.params,
         "search": job.search,
         "inputs": [
-            (name, str(trial.inputs / name), row, {column: row[column] for column in files})
-            for name, row, files in listed
+            (name, str(trial.inputs / name), row, {column: row[column] for column in columns})
+            for name, row in listed
         ],
         "pickle_digest": pickle_digest(step.pickled),
         "description": step.description,

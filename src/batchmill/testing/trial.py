@@ -55,13 +55,12 @@ class Trial:
         samples = zip(self.names, self.samples, self.rows, self.companions, strict=True)
         for number, (name, sample, row, files) in enumerate(samples):
             self._copy(sample, name)
-            places: dict[str, str | None] = dict.fromkeys(files)
+            line = {"input": f"inputs/{name}", **row, **files}
             for column, file in files.items():
                 if file:
                     copy = f"{number}.{column}/{Path(file).name}"
                     self._copy(file, copy)
-                    places[column] = str(self.inputs / copy)
-            line = {"input": f"inputs/{name}", **row, **places}
+                    line[column] = str(self.inputs / copy)
             listed.append(json.dumps(line, default=str) + "\n")
         lines = reversed(listed) if backwards else listed
         (self.folder / "manifest.jsonl").write_text("".join(lines), encoding="utf-8")

@@ -160,5 +160,9 @@ class Batched:
         return {"output": ["size.txt"] * len(outs), "size": batch}
 
 
+def reads_mask(source, mask):
+    return {"mask": mask and mask.read_text()}
+
+
 def reads_both(source, mask):
     return {"texts": f"{source.read_text()} {mask.read_text()}"}
