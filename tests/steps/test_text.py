@@ -94,6 +94,8 @@ def test_rows_describe_the_source_of_a_chunk(out):
     unit=st.sampled_from(["characters", "words", "pieces", "ids", "silent", "wrapped", "marked"]),
 )
 @example(text="\ufeffa", size=1, overlap=0, unit="characters")
+@example(text="\ufffd a\ufffd\ufffdb \ufffd", size=2, overlap=0, unit="ids")
+@example(text="\ufffd a\ufffd\ufffdb \ufffd", size=2, overlap=1, unit="silent")
 def test_chunks_cover_the_text_and_overlaps_are_exact(text, size, overlap, unit):
     overlap = min(overlap, size - 1)
     options = {"unit": unit}

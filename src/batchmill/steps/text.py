@@ -160,6 +160,10 @@ def _token_starts(text: str, tokenizer: Any) -> Iterator[int]:
             # A token may be decoded differently at the start of a text: "##ing" for "ing".
             piece = decode([*before, *pending]).removeprefix(decode(before))
             begin = _find(text, piece, position)
+        if begin < 0 and decode is not _joined:
+            # Other bytes of a U+FFFD in the text, whose first byte was already decoded to it.
+            piece = piece.lstrip("\ufffd")
+            begin = _find(text, piece, position)
         if begin >= 0:
             position = begin + len(piece)
             yield begin
@@ -167,7 +171,7 @@ def _token_starts(text: str, tokenizer: Any) -> Iterator[int]:
             before, pending = pending, []
         elif len(pending) > _MOST_PENDING or decode is _joined:
             break
-    if pending and not decode(pending):
+    if pending and not decode(pending).strip("\ufffd"):
         yield from [position] * len(pending)
         pending = []
     if pending or not _GAP.fullmatch(text, position):
