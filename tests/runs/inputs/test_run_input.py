@@ -232,6 +232,19 @@ def test_a_symbolic_link_is_rejected(dataset, source, tmp_path):
     assert files_in(dataset) == []
 
 
+@pytest.mark.parametrize("replacement", [None, "link", "file"])
+def test_a_step_must_not_remove_or_replace_its_folder(dataset, source, tmp_path, replacement):
+    def step(source, out):
+        out.rmdir()
+        if replacement == "link":
+            out.symlink_to(tmp_path)
+        elif replacement:
+            out.write_text("x")
+
+    message = run(dataset, source, step_of(step)).message
+    assert message == "the step removed or replaced the folder `out`. Only write into it."
+
+
 def test_empty_folders_are_left_out(dataset, source):
     def step(source, out):
         (out / "empty" / "deeper").mkdir(parents=True)

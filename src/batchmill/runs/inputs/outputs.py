@@ -96,9 +96,9 @@ def folder_name(input_id: str, contents: Mapping[str, str]) -> str:
 
 def _check_folder(staged: Path) -> None:
     """Raise OutputError if the step replaced its folder. Make the folder writable again."""
-    mode = os.lstat(staged).st_mode
-    if stat.S_ISLNK(mode):
-        raise OutputError("the step replaced `out` by a symbolic link. Write into the folder.")
+    mode = os.lstat(staged).st_mode if os.path.lexists(staged) else 0
+    if not stat.S_ISDIR(mode):
+        raise OutputError("the step removed or replaced the folder `out`. Only write into it.")
     _make_writable(staged, mode)
 
 
