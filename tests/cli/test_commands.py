@@ -398,6 +398,7 @@ def test_verify_fails_for_a_leak_and_only_warns_about_duplicates(
             "nothing responds",
         ),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--retries", "-1"], "less than"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--timeout", "1e10"], "1000000000"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--timeout", "-1"], "minimum of 0"),
         (
             ["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--memory-limit", "x"],

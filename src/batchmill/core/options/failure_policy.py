@@ -44,7 +44,12 @@ class FailurePolicy(Options):
     """Also execute an input again that exceeded the time limit. A request to a service that hangs
     often succeeds the next time."""
     timeout: Annotated[float, BeforeValidator(lambda value: 0 if value is None else value)] = Field(
-        default=DEFAULT_TIMEOUT_SECONDS, ge=0, allow_inf_nan=False, title="Time limit in seconds"
+        # The timers of Python accept no more than about 9e9.
+        default=DEFAULT_TIMEOUT_SECONDS,
+        ge=0,
+        le=1e9,
+        allow_inf_nan=False,
+        title="Time limit in seconds",
     )
     """Maximum number of seconds for one input. After that, its worker process is killed. 0: no
     limit."""
