@@ -143,10 +143,12 @@ def test_a_row_may_have_a_text_instead_of_a_further_file(folder, options):
 
 
 def test_a_file_inside_a_list_and_a_file_that_was_not_written_fail(folder):
-    message = run(folder, "nested", out="a")[0].message
-    assert "written but not named: a.txt" in message
+    for name, confine in (("a", False), ("c", True)):
+        message = run(folder, "nested", out=name, confine=confine)[0].message
+        assert message == "'files' has a File in a list or dict. Give each file a key of the row."
+    message = run(folder, "absent", out="b")[0].message
+    assert "named but not written: mask.png" in message
     assert "a key of a row with the value File(name)" in message
-    assert "named but not written: mask.png" in run(folder, "absent", out="b")[0].message
 
 
 def test_a_confined_step_names_several_files(folder):

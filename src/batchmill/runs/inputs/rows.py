@@ -194,6 +194,8 @@ def _plain(value: Any, where: str, level: int = 1) -> Any:
         return float(value)
     if isinstance(value, bytes):
         return _text(value, where)
+    if isinstance(value, File):
+        raise TypeError(f"{where!r} has a File in a list or dict. Give each file a key of the row.")
     raise _unknown_type(value, where)
 
 
