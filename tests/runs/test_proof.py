@@ -62,6 +62,9 @@ def typed(source, row):
     when = row["day"].year, row["at"].hour, row["price"].as_tuple().exponent
     return {"when": list(when), "size": repr(row["size"])}
 
+def shown(source, row):
+    return {"row": repr(row)}
+
 def with_mask(source, mask):
     return {"text": source.read_text() + mask.read_text()}
 
@@ -458,9 +461,36 @@ def test_a_step_gets_the_types_of_its_row_again(module):
         "price": [Decimal("1.50")] * 12,
         "size": [float("nan"), *range(11)],
     }
-    names = [f"in/{number:02}.txt" for number in range(12)]
-    pd.DataFrame({"input": names, **columns}).to_parquet("list.parquet")
+    write_list(**columns)
     run_job("list.parquet", f"{module}:typed", "out")
     shutil.rmtree("out/.batchmill/runs")  # As it is after many later runs.
     proof = prove_one()
     assert (proof.made, proof.is_equal) == (12, True), proof.lines()
+
+
+def write_list(**columns):
+    """Write a manifest of the twelve inputs with further columns."""
+    names = [f"in/{number:02}.txt" for number in range(12)]
+    pd.DataFrame({"input": names, **columns}).to_parquet("list.parquet")
+
+
+def test_a_step_gets_durations_and_times_of_its_row_again(module):
+    waits = [datetime.timedelta(days=n - 6, seconds=n, microseconds=7) for n in range(12)]
+    write_list(
+        wait=waits,
+        nanoseconds=pd.Series(waits, dtype="timedelta64[ns]") + pd.Timedelta(1),
+        at=[datetime.time(n, 30, 0, n) for n in range(11)] + [None],
+    )
+    run_job("list.parquet", f"{module}:shown", "out")
+    proof = prove_one()
+    assert (proof.made, proof.is_equal) == (12, True), proof.lines()
+
+
+def test_a_row_of_another_type_cannot_be_made_again(module):
+    write_list(wait=["an hour"] * 12)
+    run_job("list.parquet", f"{module}:shown", "out")
+    write_list(wait=[datetime.timedelta(hours=n) for n in range(12)])
+    run_job("list.parquet", f"{module}:shown", "out", options={"sample": 5})
+    proof = prove_one()
+    assert (proof.made, proof.different) == (5, 0), proof.lines()
+    assert proof.not_made == {"the input has changed": 7}

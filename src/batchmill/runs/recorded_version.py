@@ -4,6 +4,7 @@ import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import time
 from typing import Any
 
 import numpy as np
@@ -133,13 +134,9 @@ class RecordedVersion:
         """Return the other columns with the types that the run had. JSON has no dates."""
         for field in self.spec.manifest_schema:
             place = columns.schema.get_field_index(field.name)
-            values = [row.get(field.name) for row in rows]
-            is_text = pa.types.is_temporal(field.type) or pa.types.is_decimal(field.type)
             if place >= 0:
-                # It may have been another column then.
-                with suppress(pa.ArrowException, TypeError, OverflowError):
-                    typed = pa.array(values, pa.string() if is_text else field.type)
-                    columns = columns.set_column(place, field.name, typed.cast(field.type))
+                values = [_typed_value(row.get(field.name), field.type) for row in rows]
+                columns = columns.set_column(place, field.name, pa.array(values, field.type))
         return columns
 
     def _part_of_source(self, names: pa.ChunkedArray) -> Manifest:
@@ -158,7 +155,11 @@ class RecordedVersion:
             manifest, matched.done, {step.identity}, self.ledger.store, folders=spec.folders
         )
         # A missing output is no reason not to make it again.
-        criteria = Criteria(step.identity, changes=FileChanges(contents=detected.contents))
+        criteria = Criteria(
+            step.identity,
+            takes_rows=step.takes_rows,
+            changes=FileChanges(contents=detected.contents),
+        )
         execution = ExecutionOptions(batch_size=spec.batch_size)
         policy = spec.policy.model_copy(update={"max_failures": "100%", "expect": ()})
         inputs = InputOptions(
@@ -183,6 +184,19 @@ class RecordedVersion:
             changes=(),
             step_changes=(),
         )
+
+
+def _typed_value(value: Any, kind: pa.DataType) -> pa.Scalar | None:
+    """Return a value of a record with a type. None if it had another type when it was recorded."""
+    with suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
+        if isinstance(value, str) and pa.types.is_time(kind):
+            value = time.fromisoformat(value)
+        elif isinstance(value, str) and pa.types.is_duration(kind):
+            value = pd.Timedelta(value)
+        elif pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
+            return pa.scalar(value, pa.string()).cast(kind)
+        return pa.scalar(value, kind)
+    return None
 
 
 def _load_step(ledger: Ledger, spec: RunSpec, *, trusted: bool) -> Step:
