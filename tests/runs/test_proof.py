@@ -62,6 +62,9 @@ def typed(source, row):
     when = row["day"].year, row["at"].hour, row["price"].as_tuple().exponent
     return {"when": list(when), "size": repr(row["size"])}
 
+def keys(source):
+    return {f"{source.stem}-{key}": key for key in range(250)}  # 3,000 keys of twelve inputs.
+
 def shown(source, row):
     return {"row": repr(row)}
 
@@ -222,6 +225,20 @@ def test_a_row_that_was_changed_together_with_the_hash_of_the_table_is_found(mod
     proof = prove_one()
     assert proof.differences == ["01.txt: letter: t in its record, X in the table"]
     assert proof.counts == {"letter": 1}
+
+
+def test_a_sample_of_results_has_the_columns_of_the_whole_table(module):
+    run_job("in", f"{module}:keys", "out")
+    assert "more_columns" in batchmill.metadata("out").columns
+    proof = prove_one(count=9)
+    assert (proof.made, proof.is_equal) == (9, True), proof.lines()
+
+
+def test_a_column_of_the_manifest_with_the_name_of_an_added_column_is_no_difference(module):
+    write_list(pack=["crate"] * 12)
+    run_job("list.parquet", f"{module}:step", "out", options={"pack": "1MB"})
+    assert "pack_" in batchmill.metadata("out").columns
+    assert prove_one(count=2).is_equal
 
 
 def test_a_column_of_the_step_that_the_manifest_has_later_is_no_difference(module):

@@ -201,10 +201,13 @@ def _unlike_table(
     records = records.take(pc.sort_indices(places)).append_column(
         "position", pa.nulls(len(records), pa.int64())
     )
+    # Its columns have no values here, but a column of the same name gets another one, as `pack_`.
+    schema = recorded.spec.manifest_schema
     nothing = Manifest(
-        name="", root="", inputs=pa.table({"input": [""]}), manifest_columns=pa.table({})
+        name="", root="", inputs=pa.table({"input": [""]}), manifest_columns=schema.empty_table()
     )
-    made = metadata_table(records, nothing, recorded.spec.declared)
+    # The keys of a sample may be fewer than the limit of columns, but those of the table more.
+    made = metadata_table(records, nothing, recorded.spec.declared, table.column_names)
     names = table["input"].to_pylist()
     if made["input"].to_pylist() != names:
         counts = Counter(names)
@@ -214,7 +217,7 @@ def _unlike_table(
                 text = f"the table has {count:+,} rows beside its record"
                 yield name, ResultDifference("number of rows", text)
         return
-    carried = set(recorded.spec.manifest_schema.names)
+    carried = set(schema.names)
     for column in [name for name in table.column_names if name in made.column_names]:
         kind = table.schema.field(column).type
         # A column with values of several types is text. Dicts may have other keys elsewhere.

@@ -46,7 +46,9 @@ _MORE, _VALUES, _ADDRESSES = "more", "value ", "address "
 logger = logging.getLogger(__name__)
 
 
-def metadata_table(records: pa.Table, manifest: Manifest, declared: Mapping[str, str]) -> pa.Table:
+def metadata_table(
+    records: pa.Table, manifest: Manifest, declared: Mapping[str, str], shown: Sequence[str] = ()
+) -> pa.Table:
     """Return the metadata table.
 
     Args:
@@ -56,9 +58,10 @@ def metadata_table(records: pa.Table, manifest: Manifest, declared: Mapping[str,
             column.
         manifest: The manifest.
         declared: The Arrow type of each column that has one.
+        shown: The step's keys that become columns. Empty: the first MAX_COLUMNS keys.
     """
-    keys = {"output", *manifest.manifest_columns.column_names}
-    limit = len(keys) + MAX_COLUMNS
+    keys = {"output", *manifest.manifest_columns.column_names, *shown}
+    limit = len(keys) + (0 if shown else MAX_COLUMNS)
     parts = list(_parts(records))
     kinds: dict[str, dict[str, str]] = {}
     chunks = kept(_chunk(part, manifest, keys, limit, declared, kinds) for part in parts)
