@@ -26,6 +26,7 @@ from batchmill.core.ledger.proof_records import Proof
 from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.core.storage import LocalStore
 from batchmill.core.storage.fingerprints import hash_bytes
+from batchmill.datasets.maintenance.cleanup import forget_runs
 from batchmill.datasets.maintenance.verify import examine
 from batchmill.datasets.maintenance.versions import keep_version, list_versions
 from batchmill.datasets.publishing.report.facts import gather
@@ -383,6 +384,12 @@ def test_a_step_of_a_notebook_that_was_kept_with_its_run(module):
     with pytest.raises(OptionError, match="add --trust-step"):
         prove_one()
     assert prove_one(trust_step=True).lines()[1:] == ["All 12 are equal."]
+    Path("in/11.txt").unlink()
+    assert run_job("in", step, "out").executed == 0
+    forget_runs(ledger(), 9, kept=1)  # As after many later runs.
+    for version in (1, 2):
+        proof = prove_one(version=version, trust_step=True)
+        assert (proof.made, proof.different) == (11, 0)
 
 
 @pytest.mark.parametrize("packed", [False, True])

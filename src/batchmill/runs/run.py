@@ -80,10 +80,10 @@ class Run:
             recorded = pool.submit(self.ledger.record_step, step.identity, step.description)
             write_run_plan(self.prepared, self.number, layout, self.lease.token)
         recorded.result()
+        if step.pickled:  # Also if nothing is executed: a proof of this version reads it.
+            self.ledger.store.write(pickled_step_name(self.ledger, self.number), step.pickled)
         if not self.pending:
             return layout, []
-        if step.pickled:
-            self.ledger.store.write(pickled_step_name(self.ledger, self.number), step.pickled)
         digest = pickle_digest(step.pickled)
         return layout, [
             Shard(

@@ -165,9 +165,12 @@ def forget_released(ledger: Ledger, state: State) -> None:
 
 
 def forget_runs(ledger: Ledger, run: int, kept: int = KEPT_RUNS) -> None:
-    """Remove the folders of all but the last `kept` runs, at the end of a run."""
-    old = [ledger.run_folder(number) for number in ledger.runs() if number <= run - kept]
-    in_threads(ledger.store.remove, old, ledger.store.threads)
+    """Remove the folders of all but the last `kept` runs and the runs of snapshots."""
+    old = {number for number in ledger.runs() if number <= run - kept}
+    if old:
+        # A version can be proved as long as it exists, and its step may be in its run's folder.
+        folders = [ledger.run_folder(number) for number in old - {*ledger.snapshots.numbers()}]
+        in_threads(ledger.store.remove, folders, ledger.store.threads)
 
 
 def named_files(ledger: Ledger) -> set[str]:
