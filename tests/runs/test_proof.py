@@ -66,6 +66,9 @@ def typed(source, row):
 def keys(source):
     return {f"{source.stem}-{key}": key for key in range(250)}  # 3,000 keys of twelve inputs.
 
+def with_source(source, row):
+    return {"text": source.read_text(), "from": row["made_from"], "part": row["letter"]}
+
 def shown(source, row):
     return {"row": repr(row)}
 
@@ -404,6 +407,27 @@ def test_a_chain_of_datasets_is_followed_to_the_first(module, packed):
     assert [one.version for one in both] == [1, 1]
     assert all(one.is_equal for one in (*only, *both))
     assert both[0].results == 21
+
+
+def test_a_chain_of_datasets_is_proved_at_another_place(module):
+    run_job("in", f"{module}:step", "out")
+    run_job("out", f"{module}:waits", "second")
+    Path("out").rename("moved")
+    with pytest.raises(OptionError, match=r"Give it with --root"):
+        prove_one("second")
+    both = [*prove("second", ProofOptions(root="moved", deep=True))]
+    assert [(one.dataset, one.is_equal) for one in both] == [("second", True), ("moved", True)]
+
+
+def test_a_removed_version_of_the_source_leaves_its_unchanged_outputs(module):
+    run_job("in", f"{module}:step", "out")
+    run_job("out", f"{module}:with_source", "second")
+    Path("in/04.txt").write_text("TEXT")
+    run_job("in", f"{module}:step", "out", keep_versions=0)
+    second, first = prove("second", ProofOptions(deep=True))
+    assert second.not_made == {"the input does not exist here": 4}
+    assert (second.made, second.different) == (17, 0)
+    assert (first.version, first.is_equal) == (2, True)
 
 
 def test_a_dataset_in_a_bucket(module, bucket):

@@ -24,7 +24,7 @@ from batchmill.core.planning.job import Job
 from batchmill.core.planning.plan import PLANNED_COLUMNS, make_plan, match_records
 from batchmill.core.planning.prepare import Prepared
 from batchmill.core.planning.run_spec import RunSpec, spec_of
-from batchmill.core.storage import is_url
+from batchmill.core.storage import is_url, open_store
 from batchmill.core.storage.name_search import rows_of
 from batchmill.core.user_step.compare_with_plan import differences_from_plan
 from batchmill.core.user_step.load import Step
@@ -93,7 +93,7 @@ class RecordedVersion:
         return cls(
             ledger=ledger,
             version=version,
-            spec=replace(spec, search=search, root=root or spec.root),
+            spec=replace(_with_inputs_at(root or spec.root, spec), search=search),
             step=step,
             step_change=change,
             state=state.select(pc.equal(state.table["outcome"], OK)),
@@ -141,7 +141,7 @@ class RecordedVersion:
 
     def _part_of_source(self, names: pa.ChunkedArray) -> Manifest:
         """Return the listed outputs of the dataset that this one was made from."""
-        source, version = self.spec.root, self.spec.source_version
+        source, version = self.spec.source_dataset, self.spec.source_version
         whole = load_manifest(
             f"{source}@{version}" if version else source, file_columns=self.spec.file_columns
         )
@@ -184,6 +184,22 @@ class RecordedVersion:
             changes=(),
             step_changes=(),
         )
+
+
+def _with_inputs_at(root: str, spec: RunSpec) -> RunSpec:
+    """Return the settings with the inputs below a root, which may be a dataset.
+
+    If a run has removed the version of that dataset, the present one is used. It has other outputs
+    of changed inputs only, and these are found.
+    """
+    version = spec.source_version
+    versions = Ledger(open_store(root)).snapshots.versions() if version else []
+    return replace(
+        spec,
+        root=root,
+        source_dataset=spec.source_dataset and root,
+        source_version=version if version in {one.number for one in versions} else 0,
+    )
 
 
 def _typed_value(value: Any, kind: pa.DataType) -> pa.Scalar | None:
