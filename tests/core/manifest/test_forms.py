@@ -361,6 +361,18 @@ def test_dates_and_times_that_have_no_common_type_become_text(values, kept):
     assert to_arrow_table(frame)["when"].to_pylist() == kept
 
 
+def test_times_with_nanoseconds_become_text(folder):
+    """pandas cannot hold them, so no command could read the tables."""
+    nanoseconds = pa.array([1001, 2000], pa.time64("ns"))
+    columns = {"whole": pa.array([1000, None], pa.time64("ns")), "other": nanoseconds}
+    table = pa.table({"input": ["a.wav", "sub/b.wav"], **columns})
+    pyarrow.parquet.write_table(table, folder / "m.parquet")
+    rows = load_manifest(str(folder / "m.parquet")).manifest_columns
+    assert rows["whole"].to_pylist() == [datetime.time(microsecond=1), None]
+    assert rows["other"].to_pylist() == ["00:00:00.000001001", "00:00:00.000002000"]
+    assert rows.to_pandas().shape == (2, 2)
+
+
 def test_a_key_that_is_not_utf_8_is_a_fault_of_its_line(folder):
     (folder / "m.jsonl").write_text('{"input": "a.wav"}\n{"input": "b.wav", "\\ud83d": 1}\n')
     with pytest.raises(ManifestError, match="line 2: a key has a character that is not UTF-8"):

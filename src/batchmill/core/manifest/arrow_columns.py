@@ -49,6 +49,12 @@ def _to_arrow_array(values: pd.Series) -> pa.Array | pa.ChunkedArray:
     if pa.types.is_dictionary(kind) and pa.types.is_primitive(kind.value_type):
         # Categories that are numbers stay numbers.
         column, kind = column.cast(kind.value_type), kind.value_type
+    if kind == pa.time64("ns"):
+        # Neither Python nor pandas has times of day with nanoseconds.
+        try:
+            return column.cast(pa.time64("us"))
+        except pa.ArrowInvalid:
+            return column.cast(pa.string())
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return column.cast(pa.string())
     is_plain = pa.types.is_string(kind) or pa.types.is_null(kind) or pa.types.is_primitive(kind)
