@@ -8,7 +8,7 @@ from harness.copying_job import CopyingJob
 from harness.jobs import run_job
 
 import batchmill
-from batchmill import LedgerError, ManifestError, OptionError
+from batchmill import LedgerError, ManifestError, OptionError, StoreError
 from batchmill.core.ledger.lease import lease
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.planning.run_spec import read_spec
@@ -161,6 +161,15 @@ def test_diff_names_a_damaged_table(job, command):
     table.write_bytes(table.read_bytes()[:100])
     code, _, err = command("diff", job.dataset, 1, 2)
     assert (code, f"{table}: is damaged. Its content does not match" in err) == (2, True), err
+
+
+def test_a_version_that_a_run_removes_while_a_command_reads_it(job):
+    ledger = Ledger(LocalStore(job.dataset))
+    version = ledger.snapshots.find(1)
+    job.run(keep_versions=0)
+    for read in (ledger.read_table, ledger.read_state):
+        with pytest.raises(StoreError, match="A run has removed version 1 meanwhile"):
+            read(version)
 
 
 def test_a_version_is_verified_alone(job, command):

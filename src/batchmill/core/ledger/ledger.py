@@ -33,6 +33,7 @@ _NO_TABLE = (
     "To write the table of the last version again, run the job of the dataset. Restore that of an "
     "earlier version from a backup."
 )
+_KEEP = "Name another version, or keep more of them (--keep-versions)."
 _NO_STATE = (
     "Move it and the snapshot away, and run the same command again. The earlier snapshot and later "
     "outcomes then count."
@@ -331,10 +332,11 @@ class Ledger:
     def read_table(self, version: Snapshot) -> pa.Buffer:
         """Return the table of a version, as a Parquet file. Raises the errors of `read_file`."""
         name = self.snapshots.file_name(version.number, "table")
-        return self.read_file({"name": name, "content": version.table}, _NO_TABLE)
+        file = {"name": name, "content": version.table}
+        return self.read_file(file, _NO_TABLE, number=version.number)
 
     def read_file(
-        self, file: Mapping[str, str], remedy: str, fetched: bytes | None = None
+        self, file: Mapping[str, str], remedy: str, fetched: bytes | None = None, number: int = 0
     ) -> pa.Buffer:
         """Return the content of a file that a snapshot names. A large one is mapped.
 
@@ -342,6 +344,7 @@ class Ledger:
             file: Its `name`, and its `content`: a hash.
             remedy: The advice in the message about a damaged file.
             fetched: Its content, if it has been fetched already.
+            number: The number of the snapshot, which a run may remove meanwhile. 0 if it cannot.
 
         Raises:
             LedgerError: The file is damaged.
@@ -350,6 +353,9 @@ class Ledger:
         try:
             data = self.store.map(file["name"]) if fetched is None else pa.py_buffer(fetched)
         except StoreError as error:
+            # A snapshot is removed before its files.
+            if number and number not in self.snapshots.numbers():
+                remedy = f"A run has removed version {number} meanwhile. {_KEEP}"
             raise StoreError(error.path, f"{error.reason} {remedy}") from error.__cause__
         if hash_bytes(data) != file["content"]:
             raise LedgerError(
@@ -366,7 +372,8 @@ class Ledger:
 
     def _read_state(self, snapshot: Snapshot, fetched: Mapping[str, bytes]) -> State:
         data = fetched.get(snapshot.state["name"])
-        file = pq.ParquetFile(pa.BufferReader(self.read_file(snapshot.state, _NO_STATE, data)))
+        content = self.read_file(snapshot.state, _NO_STATE, data, snapshot.number)
+        file = pq.ParquetFile(pa.BufferReader(content))
         batches = file.iter_batches(SLICE_ROWS)
         tables = (pa.Table.from_batches([batch]).cast(STATE_SCHEMA) for batch in batches)
         keys = (_PARTS_KEY, _LIBRARIES_KEY)
