@@ -70,7 +70,7 @@ def _withdrawn(
 
     An input stays in its recorded group, unless the dataset that is the manifest has another one
     for it. If the group column is another one, or if there is no assignment yet, the columns of the
-    manifest that last listed the input give the group.
+    manifest at its last execution give the group. Later ones are not recorded.
     """
     withdrawn = state.not_of(manifest.inputs["input"])
     records = withdrawn.records(["input", "carried"]).sort_by("input")
