@@ -84,7 +84,7 @@ def test_a_companion_may_have_the_name_of_its_input_and_of_its_folder(tmp_path):
 
 
 @pytest.mark.parametrize("empty", [{}, {"mask": None}])
-def test_an_empty_cell_for_a_companion_is_none_in_each_process(samples, empty):
+def test_each_process_accepts_an_empty_cell_for_a_companion(samples, empty):
     files = [{"mask": samples[1]}, empty]
     rows = check_step(kit_steps.reads_mask, samples, files=files)
     assert [row["mask"] for row in rows] == ["two", None]

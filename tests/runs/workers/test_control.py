@@ -49,8 +49,9 @@ def test_more_turns_than_the_capacity_follow_each_other():
 
 
 def test_turns_do_not_add_up_while_all_workers_are_busy(monkeypatch):
+    clock = [0.0]
     monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    table, clock = InputTable(8, 0), [0.0]
+    table = InputTable(8, 0)
     feed = Feed(table, pace_seconds=1.0)
     feed.begin(table.give(0.0, 2).indices)
     with closing(feed.turns) as turns:
