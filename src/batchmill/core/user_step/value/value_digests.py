@@ -91,13 +91,14 @@ def is_importable(target: Any) -> bool:
     value: Any = module
     for name in getattr(target, "__qualname__", "").split("."):
         value = getattr(value, name, None)
-    if inspect.isfunction(target) and inspect.isfunction(value):
-        # The reload of a module makes new functions, with the same variables and often code.
-        parts = ("__code__", "__closure__", "__defaults__", "__kwdefaults__")
-        is_same = all(getattr(value, part) == getattr(target, part) for part in parts)
-        return is_same and value.__globals__ is target.__globals__
-    # Each look-up of a class method makes a new object.
-    return value is target or (inspect.ismethod(target) and value == target)
+    if value is target or (inspect.ismethod(target) and value == target):
+        return True  # Each look-up of a class method makes a new object.
+    if not (inspect.isfunction(target) and inspect.isfunction(value)) or target.__closure__:
+        return False
+    # The reload of a module makes new functions, with the same variables and often the same code.
+    defaults = [repr((f.__defaults__, f.__kwdefaults__)) for f in (target, value)]
+    is_same = target.__code__ == value.__code__ and defaults[0] == defaults[1]
+    return is_same and target.__globals__ is value.__globals__
 
 
 class _Walk:
