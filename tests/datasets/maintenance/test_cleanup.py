@@ -13,7 +13,7 @@ from harness.live import STEP_MODULES
 from harness.object_store import begin_upload, incomplete_uploads
 from harness.s3_proxy import Reply
 
-from batchmill import open_dataset
+from batchmill import StoreError, open_dataset
 from batchmill.core.layout import MERGED, PACKS, PARTS, RELEASED
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.planning.prepare import prepare
@@ -279,3 +279,14 @@ def test_packs_are_joined_if_less_than_half_of_them_is_used(tmp_path, kept, is_r
     assert len(names) == (3 if is_rewritten else 2), "one new pack, and the lists that lead to it"
     assert unused_packs(store, used) == []
     assert unused_packs(store, []) == [f"{PACKS}/{name}" for name in names]
+
+
+def test_a_reader_of_a_version_that_was_removed_meanwhile_gets_an_error(job):
+    job.run()
+    ledger = Ledger(LocalStore(job.dataset))
+    version = ledger.snapshots.find(1)
+    assert len(ledger.read_state(version)) == 3
+    for times in range(2, 5):
+        job.run(times=times, keep_versions=0)
+    with pytest.raises(StoreError, match="A run has removed version 1 meanwhile"):
+        ledger.read_state(version)

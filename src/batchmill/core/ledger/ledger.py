@@ -322,12 +322,14 @@ class Ledger:
 
         Raises:
             LedgerError: Its file is damaged.
-            StoreError: Its file cannot be read.
+            StoreError: Its file cannot be read, or a run removes the snapshot meanwhile.
         """
         state = self._states.get(snapshot.state["content"]) or self._read_state(snapshot, fetched)
-        return state.without_parts(
-            state.named_parts - {*(self.part_names() if parts is None else parts)}
-        )
+        gone = state.named_parts - {*(self.part_names() if parts is None else parts)}
+        if gone and snapshot.number not in self.snapshots.numbers():
+            why = f"A run has removed version {snapshot.number} meanwhile. {_KEEP}"
+            raise StoreError(self.store.url, why)
+        return state.without_parts(gone)
 
     def read_table(self, version: Snapshot) -> pa.Buffer:
         """Return the table of a version, as a Parquet file. Raises the errors of `read_file`."""
