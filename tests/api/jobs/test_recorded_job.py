@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from harness.jobs import execute_job, job_of, run_job, update
+from harness.jobs import job_of, run_job, update
 
 import batchmill
 from batchmill import OptionError, RunError
@@ -13,6 +13,7 @@ from batchmill.api.jobs.idle_run import JobEnd
 from batchmill.cli.main import main
 from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.core.planning.recorded_job import recorded_job, upstream_first
+from batchmill.runs.execute import InThisProcess, execute
 
 pytestmark = pytest.mark.slow
 
@@ -42,13 +43,13 @@ def work(tmp_path, monkeypatch):
 def flows(monkeypatch):
     """Run the jobs of commands and calls in this process, without Prefect."""
 
-    def execute(request, prepared):
-        run = prepared.ledger.runs()[-1] + 1
-        summary = execute_job(prepared.job)
+    def run(request, prepared):
+        number = prepared.ledger.runs()[-1] + 1
+        summary = execute(prepared, InThisProcess()).summary
         error = None if summary.accepted(FailurePolicy()) else RunError("an input failed")
-        return JobEnd(run, error)
+        return JobEnd(number, error)
 
-    monkeypatch.setattr(jobs, "_execute", execute)
+    monkeypatch.setattr(jobs, "_execute", run)
 
 
 def test_all_options_of_the_job_are_recorded(work, tmp_path, monkeypatch):
