@@ -298,19 +298,20 @@ class ShardExecution:
                 final = self._executor.table.ended(indices[0], outcome, time.monotonic())
                 self._recorder.record([final] if final else [])
         finally:
-            self._end_process(f"{len(indices)} inputs: {message}")
+            # The attempt at a single input is counted already.
+            self._end_process(f"{len(indices)} inputs: {message}", may_die=len(indices) > 1)
 
-    def _flush(self) -> None:
+    def _flush(self, may_die: bool) -> None:
         self._recorder.flush()
-        self._attempts.record(may_die=False)
+        self._attempts.record(may_die=may_die)
 
-    def _end_process(self, reason: str) -> None:
+    def _end_process(self, reason: str, *, may_die: bool = True) -> None:
         """Commit all outcomes and kill this process. The driver retries the other inputs.
 
-        A store that hangs does not keep the process.
+        A store that hangs does not keep the process. `may_die` is as in `RecordedAttempts.record`.
         """
         logger.error("%s: %s", self._inputs.shard.title, reason)
-        flushing = threading.Thread(target=self._flush, daemon=True)
+        flushing = threading.Thread(target=self._flush, args=(may_die,), daemon=True)
         flushing.start()
         flushing.join(_FLUSH_SECONDS)
         os.kill(os.getpid(), signal.SIGKILL)
