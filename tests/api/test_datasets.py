@@ -23,6 +23,7 @@ def test_failures_are_a_data_frame(dataset):
     failures = batchmill.failures(dataset)
     assert failures["input"].tolist() == ["b.txt"]
     assert failures["outcome"].tolist() == ["failed"]
+    assert str(failures["result_run"].dtype) == "Int32", "not 2.0 beside a missing one"
     assert batchmill.failures(dataset, kind="crashed").empty
     with pytest.raises(batchmill.OptionError, match="expected one of failed, timeout"):
         batchmill.failures(dataset, kind=["nosuch"])

@@ -38,6 +38,10 @@ def test_a_function_passes_and_its_rows_are_returned(samples):
     assert [sample.read_text() for sample in samples] == ["one", "two"]
 
 
+def test_one_path_is_a_list_of_one(samples):
+    assert len(check_step(kit_steps.copy, str(samples[0]))) == 1
+
+
 def test_a_step_may_use_its_row_and_the_folder_of_its_input(samples):
     rows = check_step("kit_steps:labelled", samples, rows=[{"label": "x"}, {"label": "y"}])
     assert [(row["of"], row["folder"]) for row in rows] == [("x", "one"), ("y", "two")]

@@ -55,7 +55,7 @@ def failures(
     place = os.fspath(dataset)
     chosen = (_inputs(inputs), _names(kind), _numbers(group))
     frame: pd.DataFrame = failure_table(open_ledger(place), place, *chosen).to_pandas()
-    return frame
+    return frame.astype({"result_run": "Int32"})  # Usually it is missing.
 
 
 @python_call

@@ -28,7 +28,7 @@ _REMEDY = (
 
 def check_step(
     step: str | Callable[..., Any],
-    samples: Sequence[str | os.PathLike[str]],
+    samples: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
     *,
     params: Mapping[str, Any] | None = None,
     rows: Sequence[Mapping[str, Any]] | None = None,
@@ -40,7 +40,7 @@ def check_step(
 
     Args:
         step: A function, a class, or the reference of one.
-        samples: The paths of the files.
+        samples: The paths of the files, or one path.
         params: The step's parameters.
         rows: The manifest's other columns of each sample, such as `label` for a torch Dataset that
             takes labels.
@@ -57,7 +57,8 @@ def check_step(
             run.
     """
     __tracebackhide__ = True
-    paths = [Path(sample).absolute() for sample in samples]
+    listed = [samples] if isinstance(samples, str | os.PathLike) else samples
+    paths = [Path(sample).absolute() for sample in listed]
     name = step if isinstance(step, str) else getattr(step, "__qualname__", repr(step))
     try:
         _check_arguments(paths, rows=rows, files=files)

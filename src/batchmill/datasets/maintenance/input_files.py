@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.core.layout import LEDGER_FOLDER
 from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.ledger.recorded_outputs import listed_outputs
 from batchmill.errors import OptionError
 
 
@@ -40,18 +42,18 @@ def input_files(ledger: Ledger, name: str, version: int | str | None = None) -> 
     """
     snapshot = None if version is None else ledger.snapshots.find(version)
     state = ledger.read_state(snapshot).listed() if snapshot else ledger.state()
-    records = state.records(["input", "outputs"])
-    own_records = records.filter(pc.equal(records["input"], name))
-    rows = (own_records if len(own_records) else records)["outputs"].to_pylist()
-    outputs = [file for files in rows for file in files if len(own_records) or file["path"] == name]
-    if not len(own_records) and not outputs:
-        raise OptionError(
-            f"{name}: the dataset has no such input or output. Its inputs are in the column input "
-            "of metadata.parquet."
-        )
+    own = state.of(pa.array([name], pa.string()))
+    outputs = listed_outputs((own if len(own) else state).records(["outputs"]))
+    if not len(own):
+        outputs = outputs.filter(pc.equal(pc.struct_field(outputs, "path"), name))
+        if not len(outputs):
+            raise OptionError(
+                f"{name}: the dataset has no such input or output. Its inputs are in the column "
+                "input of metadata.parquet."
+            )
     return [
         InputFile("/".join(file["path"].split("/")[2:]), file["pack"] or file["path"], file["size"])
-        for file in outputs
+        for file in outputs.to_pylist()
     ]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from shlex import quote
 from typing import Literal, NamedTuple
 
+import numpy as np
 import pyarrow.compute as pc
 
 from batchmill.core.layout import (
@@ -19,10 +20,10 @@ from batchmill.core.layout import (
 )
 from batchmill.core.ledger.lease import check_free, lease
 from batchmill.core.ledger.ledger import Ledger
+from batchmill.core.ledger.recorded_outputs import file_names, listed_outputs
 from batchmill.core.ledger.state import State
 from batchmill.core.planning.plan_file import PlanFile
 from batchmill.core.storage import Store, if_exists, in_threads
-from batchmill.core.storage.large_tables import select
 from batchmill.datasets.maintenance.cleanup import unreferenced
 from batchmill.datasets.maintenance.leakage import (
     Finding,
@@ -165,27 +166,29 @@ def verify_version(
 def _compare_outputs(store: Store, state: State, *, hash_files: bool) -> Iterator[Difference]:
     """Yield the outputs of a state that are missing or changed."""
     records = state.records(["input", "outputs"])
-    records = select(records, pc.greater(pc.list_value_length(records["outputs"]), 0))
-    listed = zip(records["input"].to_pylist(), records["outputs"].to_pylist(), strict=True)
-    owners = {file["pack"] or file["path"]: (who, file) for who, files in listed for file in files}
-    names = list(owners)
-    sizes = dict(zip(names, store.sizes(names), strict=True))
+    files, names = listed_outputs(records), file_names(records).to_pylist()
+    counts = pc.list_value_length(records["outputs"]).fill_null(0)
+    owners = np.repeat(np.arange(len(records)), counts.to_numpy())
+    recorded, now = pc.struct_field(files, "size").to_pylist(), [*store.sizes(names)]
 
-    def compare(name: str) -> Difference | None:
-        (owner, file), size = owners[name], sizes[name]
+    def compare(number: int) -> Difference | None:
+        owner, name = records["input"][owners[number]].as_py(), names[number]
+        size, expected = now[number], recorded[number]
         if size is None:
             return Difference("missing", name, owner)
-        if size != file["size"]:
-            message = f"has {size:,} bytes; the ledger has {file['size']:,}"
+        if size != expected:
+            message = f"has {size:,} bytes; the ledger has {expected:,}"
             return Difference("changed", name, owner, message)
         try:
-            if hash_files and store.content_of(name) != file["content"]:
+            if store.content_of(name) != files[number]["content"].as_py():
                 return Difference("changed", name, owner, "same size, different content")
         except StoreError as error:
             return Difference("changed", name, owner, f"cannot be read: {error.reason}")
         return None
 
-    yield from filter(None, in_threads(compare, names, store.threads))
+    # Only these are Python objects, because a dataset may have millions of outputs.
+    chosen = [n for n in range(len(names)) if hash_files or recorded[n] != now[n]]
+    yield from filter(None, in_threads(compare, chosen, store.threads))
 
 
 def _damaged_files(ledger: Ledger) -> Iterator[str]:

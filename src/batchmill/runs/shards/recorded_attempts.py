@@ -1,7 +1,7 @@
 """Records the attempts at unfinished inputs of a shard, so that they outlive its process."""
 
 import time
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any
 
 from batchmill.core.ledger.run_control import RunControl
@@ -35,12 +35,8 @@ class RecordedAttempts:
         if may_die and self._inputs.shard.left == 1 and len(self._table):
             seen = unfinished.get(0, History())
             unfinished[0] = replace(seen, faults=seen.faults + 1)
-        attempts = {
-            self._inputs.plan_rows[index]: astuple(
-                replace(seen, due=seen.due and seen.due + self._shift)
-            )
-            for index, seen in unfinished.items()
-        }
+        rows, shift = self._inputs.plan_rows, self._shift
+        attempts = {rows[index]: seen.as_tuple(shift) for index, seen in unfinished.items()}
         if attempts != self._recorded:
             self._recorded = attempts
             self._control.record_attempts(self._inputs.spec.run, self._inputs.shard.key, attempts)

@@ -57,6 +57,11 @@ class History:
         """How often the input was executed."""
         return self.faults + self.suspected + self.interrupted
 
+    def as_tuple(self, later: float) -> tuple[Any, ...]:
+        """Return the fields in their order, with `due` by a clock that is `later` by seconds."""
+        due = self.due and self.due + later
+        return (self.faults, self.suspected, self.interrupted, due, self.alone, self.batch)
+
 
 def _locked(method: _Method) -> _Method:
     """Let one thread at a time call the methods of an object."""
