@@ -1,8 +1,14 @@
 """Test reading CSV and TSV: the rows, and the faults with their lines."""
 
+import csv
+import io
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batchmill import ManifestError, load_manifest
+from batchmill.core.manifest.delimited import read_delimited
 
 
 def faults_of(path, **options) -> tuple[str, ...]:
@@ -110,6 +116,37 @@ def test_numbers_in_the_input_column_stay_text(write, tmp_path):
 def test_quoted_fields_may_hold_separators_and_line_breaks(write):
     manifest = load_manifest(str(write('input,note\na.wav,"one, two\nthree"\nb.wav,x\n')))
     assert manifest.manifest_columns["note"].to_pylist() == ["one, two\nthree", "x"]
+
+
+_CELLS = st.text('",;\n aé', max_size=4)
+_TABLES = st.lists(st.tuples(_CELLS, _CELLS), max_size=5)
+
+
+@given(
+    _TABLES,
+    st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]),
+    st.sampled_from(["\n", "\r\n"]),
+    st.text('",\nx', max_size=3),
+)
+def test_quotes_mean_what_they_mean_in_the_csv_module(rows, quoting, end, odd):
+    file = io.StringIO()
+    writer = csv.writer(file, quoting=quoting, lineterminator=end)
+    writer.writerows([("one", "two"), *rows])
+    text = file.getvalue() + odd
+    source = read_delimited("m.csv", text.encode(), ",")
+    records, fault = [], False
+    try:
+        records = [*csv.reader(io.StringIO(text, newline=""), strict=True)]
+    except csv.Error:
+        fault = True
+    blank = [record for record in records if len(record) < 2 and not "".join(record).strip()]
+    records = [[cell or None for cell in record] for record in records if record not in blank]
+    fault = fault or any(len(record) != 2 for record in records)
+    assert bool(source.faults) == fault
+    if not fault:
+        cells = source.frame.astype(object).where(source.frame.notna(), None)
+        assert [list(row) for row in cells.itertuples(index=False)] == records[1:]
+        assert len(source.places) == len(records) - 1
 
 
 def test_lines_are_counted_across_quoted_line_breaks(write):

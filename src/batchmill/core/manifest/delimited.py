@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal
+from functools import cache
 
 import pandas as pd
 import pyarrow as pa
@@ -175,19 +176,28 @@ def _is_utf_8(data: bytes) -> bool:
 
 def _read_fast(data: bytes, separator: str) -> pd.DataFrame | None:
     """Read with Arrow. Returns None if the file has to be read record by record."""
-    # Arrow differs from the csv module in quotes, blank lines and lone carriage returns.
-    if b'"' in data or _BLANK_LINE.search(data):
+    # Arrow differs from the csv module in blank lines, lone carriage returns, and quotes that do
+    # not enclose a whole field.
+    if _BLANK_LINE.search(data):
         return None
     if b"\r" in data and b"\r" in data.replace(b"\r\n", b""):
         return None
-    header = next(_records(data, separator))[1]
-    if len(set(header)) < len(header):
+    is_quoted = b'"' in data
+    if is_quoted and not _whole_fields(separator).fullmatch(data):
+        return None
+    _, header = next(_records(data, separator), ("", []))
+    # In a table with one column, "" is a blank line.
+    if len(set(header)) < len(header) or len(header) < 1 + is_quoted:
         return None
     schema = pa.schema([(name, pa.string()) for name in header])
     try:
         batches = pcsv.open_csv(
             pa.BufferReader(data),
-            parse_options=pcsv.ParseOptions(delimiter=separator, quote_char=False),
+            parse_options=pcsv.ParseOptions(
+                delimiter=separator,
+                quote_char='"' if is_quoted else False,
+                newlines_in_values=is_quoted,
+            ),
             convert_options=pcsv.ConvertOptions(
                 column_types=schema,
                 null_values=[""],  # "NA" and "None" are valid labels.
@@ -199,6 +209,14 @@ def _read_fast(data: bytes, separator: str) -> pd.DataFrame | None:
         return None
     frame: pd.DataFrame = table.to_pandas(types_mapper=pd.ArrowDtype)
     return frame
+
+
+@cache
+def _whole_fields(separator: str) -> re.Pattern[bytes]:
+    """Return a pattern of tables whose quotes enclose whole fields. It keeps no positions."""
+    sign = re.escape(separator.encode())
+    field = rb'(?:"(?:[^"]|"")*+"|[^"\r\n%b]*+)' % sign
+    return re.compile(rb"(?:%b(?:%b|\r?\n|\Z))*+" % (field, sign))
 
 
 def _places_of(data: bytes, separator: str) -> list[str]:
