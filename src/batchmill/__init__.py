@@ -61,7 +61,7 @@ if TYPE_CHECKING:
         StoreError,
         WorkerError,
     )
-    from batchmill.runs.inputs.rows import File
+    from batchmill.runs.inputs.result_rows import File
 
 __version__ = version.VERSION
 __all__ = [
@@ -116,7 +116,7 @@ _HOMES = {
     "batchmill.api.run_result": ("RunResult",),
     "batchmill.api.try_one": ("TryResult", "try_one"),
     "batchmill.errors": tuple(name for name in __all__ if name.endswith(("Error", "RetryAfter"))),
-    "batchmill.runs.inputs.rows": ("File",),
+    "batchmill.runs.inputs.result_rows": ("File",),
     "batchmill.datasets.exporting.run_export": ("ExportResult",),
     "batchmill.api.jobs.plan_job": ("PlanResult",),
     "batchmill.datasets.maintenance.versions": ("VersionDiff",),

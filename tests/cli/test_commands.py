@@ -25,7 +25,7 @@ from batchmill.cli.run_console import showing_progress
 from batchmill.cli.status import executed_text
 from batchmill.core.ledger.open import open_ledger, open_output
 from batchmill.core.options.failure_policy import FailurePolicy
-from batchmill.datasets.publishing.summary import summarise
+from batchmill.datasets.publishing.run_summary import summarise
 
 SPLIT = "batchmill.steps.words:split"
 

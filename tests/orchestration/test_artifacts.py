@@ -10,7 +10,7 @@ from harness.jobs import run_job
 from batchmill.core.ledger.open import open_ledger
 from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.datasets.publishing.report import write_report
-from batchmill.datasets.publishing.summary import Summary
+from batchmill.datasets.publishing.run_summary import Summary
 from batchmill.orchestration.artifacts import (
     artifact_key,
     failure_rows,

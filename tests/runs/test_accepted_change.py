@@ -8,7 +8,7 @@ from harness.jobs import run_job
 from batchmill import OptionError
 from batchmill.cli.main import main
 from batchmill.datasets.maintenance.verify import verify
-from batchmill.datasets.publishing.summary import adoption_lines, summarise
+from batchmill.datasets.publishing.run_summary import adoption_lines, summarise
 
 pytestmark = pytest.mark.slow
 

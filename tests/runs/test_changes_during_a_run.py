@@ -14,7 +14,7 @@ from harness.jobs import job_of, run_job
 from batchmill import StepError
 from batchmill.core.planning.batching import Cores
 from batchmill.core.planning.prepare import prepare
-from batchmill.datasets.publishing.summary import summarise
+from batchmill.datasets.publishing.run_summary import summarise
 from batchmill.runs.run import open_run
 from batchmill.runs.shards.process import ShardProcess
 from batchmill.runs.shards.run_shard import run_shard

@@ -12,7 +12,7 @@ from batchmill.core.ledger.open import open_ledger
 from batchmill.core.ledger.snapshots import Snapshots
 from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.datasets.maintenance.verify import examine
-from batchmill.datasets.publishing.summary import adoption_lines
+from batchmill.datasets.publishing.run_summary import adoption_lines
 from batchmill.runs import run as run_module
 
 pytestmark = pytest.mark.slow

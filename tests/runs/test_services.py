@@ -19,7 +19,7 @@ from harness.live import ROOT
 from batchmill.core.planning.prepare import prepare
 from batchmill.runs.execute import InThisProcess, execute
 from batchmill.runs.workers import control
-from batchmill.runs.workers.control import Pace
+from batchmill.runs.workers.input_feed import Pace
 
 RETRIES = 2
 # Long enough that healthy inputs do not time out on a busy machine.

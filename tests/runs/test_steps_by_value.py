@@ -19,7 +19,7 @@ from batchmill.core.planning.prepare import prepare
 from batchmill.core.storage import LocalStore
 from batchmill.core.user_step.value.shipping import load_given_step
 from batchmill.datasets.maintenance.verify import verify
-from batchmill.datasets.publishing.summary import summarise
+from batchmill.datasets.publishing.run_summary import summarise
 from batchmill.runs.run import open_run
 from batchmill.runs.shards.process import ShardProcess
 from batchmill.testing import check_step

@@ -10,7 +10,7 @@ from harness.copying_job import HELPER, STEP, CopyingJob
 from batchmill import OptionError
 from batchmill.cli.main import main
 from batchmill.core.planning.prepare import prepare
-from batchmill.datasets.publishing.summary import adoption_lines
+from batchmill.datasets.publishing.run_summary import adoption_lines
 from batchmill.runs.execute import InThisProcess, execute
 from batchmill.runs.verify_change import verify_change
 

@@ -15,7 +15,7 @@ from batchmill.core.manifest import ManifestLike
 from batchmill.core.options.job_options import JobSettings, ModelOptions
 from batchmill.core.planning.recorded_job import jobs_to_update, why_not_updated
 from batchmill.core.urls import absolute
-from batchmill.datasets.publishing.summary import summarise
+from batchmill.datasets.publishing.run_summary import summarise
 from batchmill.errors import RunError
 from batchmill.orchestration.interrupts import is_interactive
 from batchmill.orchestration.server.embedded_server import keep_servers

@@ -12,7 +12,7 @@ from batchmill.core.planning.changed_code import ChangeCheck
 from batchmill.core.planning.forecast import Forecast
 from batchmill.core.security.credentials import Access, access_to
 from batchmill.datasets.publishing.report.page import run_card
-from batchmill.datasets.publishing.summary import Summary
+from batchmill.datasets.publishing.run_summary import Summary
 from batchmill.errors import BatchmillError
 
 _SHOWN_FAILURES = 3

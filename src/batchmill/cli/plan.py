@@ -20,7 +20,7 @@ from batchmill.cli.options import (
     check_given,
 )
 from batchmill.core.partitions.partitioning import count_strata, uneven_partitions
-from batchmill.core.planning.decisions import ADOPTED, REASONS, UNREADABLE
+from batchmill.core.planning.decisions import MEANINGS, REASONS, UNREADABLE
 from batchmill.core.planning.prepare import Prepared, code_changes
 from batchmill.core.planning.run_spec import partitions_of
 from batchmill.core.sizes import counted
@@ -29,16 +29,6 @@ from batchmill.errors import OptionError
 
 SHOWN_NAMES = 5
 _THIS_PLAN = Group("This plan", sort_key=3)
-# The reasons that need an explanation. docs/reference/runs.md describes all of them.
-MEANINGS = {
-    "damaged": "an output file is missing or has another size",
-    "retry": "requested by batchmill retry or verify --repair",
-    "limit": "exceeded --timeout or --memory-limit, which is higher now",
-    "quarantined": "failed earlier, and nothing changed; to execute it: batchmill retry",
-    UNREADABLE: "its file cannot be found or looked up; its result stays",
-    ADOPTED: "only the step's code or a library changed; its result is kept",
-    "withdrawn": "no longer in the manifest and the tables; kept in the ledger without --prune",
-}
 
 
 def plan(

@@ -23,15 +23,16 @@ from rich.progress import (
 from batchmill.api.jobs.request import JobRequest
 from batchmill.api.jobs.run_job import EndedRun, JobDisplay, run_job
 from batchmill.cli.console import console, print_json
-from batchmill.cli.plan import MEANINGS, partition_lines, partitions_as_json
+from batchmill.cli.plan import partition_lines, partitions_as_json
 from batchmill.cli.status import executed_text
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.options.job_options import JobSettings, RunOptions
+from batchmill.core.planning.decisions import MEANINGS
 from batchmill.core.planning.prepare import Prepared
 from batchmill.core.security.credentials import access_to
 from batchmill.core.sizes import counted, list_counts
 from batchmill.datasets.maintenance.leakage import find_duplicates
-from batchmill.datasets.publishing.summary import failure_message
+from batchmill.datasets.publishing.run_message import failure_message
 from batchmill.errors import RunError
 from batchmill.runs.progress import STARTING, RunWatcher, following, poll, progress_line, time_left
 

@@ -10,13 +10,12 @@ from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.ledger.open import last_run, open_ledger
 from batchmill.core.planning.changed_libraries import versions_in
 from batchmill.core.sizes import counted, readable_size
-from batchmill.datasets.publishing.summary import (
-    RUN_AGAIN,
+from batchmill.datasets.publishing.run_message import RUN_AGAIN, failure_message
+from batchmill.datasets.publishing.run_summary import (
     Summary,
     adoption_lines,
     count_contents,
     count_released,
-    failure_message,
     summarise,
 )
 

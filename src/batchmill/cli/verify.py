@@ -15,7 +15,7 @@ from batchmill.cli.options import Dataset, Json
 from batchmill.core.ledger.open import open_ledger
 from batchmill.core.sizes import counted, list_counts
 from batchmill.datasets.maintenance.verify import Difference, advice, examine
-from batchmill.datasets.publishing.summary import adoption_lines
+from batchmill.datasets.publishing.run_summary import adoption_lines
 from batchmill.errors import OptionError
 
 _SHOWN = 50

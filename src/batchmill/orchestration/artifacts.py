@@ -19,7 +19,7 @@ from batchmill.core.sizes import counted, duration, readable_size
 from batchmill.datasets.publishing.failure_groups import FailureGroup
 from batchmill.datasets.publishing.report import Facts, Report
 from batchmill.datasets.publishing.report.svg import as_data_url
-from batchmill.datasets.publishing.summary import Summary
+from batchmill.datasets.publishing.run_summary import Summary
 from batchmill.orchestration.server.api import API_ERRORS, without_retries
 from batchmill.runs.progress import Failure
 

@@ -16,7 +16,8 @@ from prefect.utilities.annotations import opaque
 from batchmill.core.ledger.lease import Wait
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.planning.prepare import Prepared
-from batchmill.datasets.publishing.summary import Summary, failure_message
+from batchmill.datasets.publishing.run_message import failure_message
+from batchmill.datasets.publishing.run_summary import Summary
 from batchmill.orchestration.artifacts import (
     LiveArtifact,
     artifact_key,

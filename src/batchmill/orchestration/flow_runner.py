@@ -30,8 +30,6 @@ from batchmill.runs.shards.shard import Shard
 from batchmill.steps.inference.gpus import gpus_for
 from batchmill.tasks.shard import run_local_shard
 
-# After this many lost shard processes in one run, lost shards are not submitted again.
-_LOSSES_ALLOWED = 50
 _RECORD_SECONDS, _CANCEL_RECORD_SECONDS = 5.0, 1.0
 # After the second signal, killed shards have this long to end.
 _KILL_SECONDS = 3.0
@@ -88,7 +86,6 @@ class FlowRunner(Runner):
             workers=num_workers,
             on_tick=has_to_stop,
             cancelled=self.cancellation.is_cancelled,
-            losses_allowed=_LOSSES_ALLOWED,
             most=spec.running if spec.pace_seconds else None,
         )
         self.cancellation.clean_up = lambda: _kill_shards(run, scheduler)

@@ -17,7 +17,7 @@ from batchmill.core.planning.batching import Cores
 from batchmill.core.planning.prepare import Prepared
 from batchmill.datasets.publishing.publish import publish_changes
 from batchmill.datasets.publishing.report import write_report
-from batchmill.datasets.publishing.summary import Summary, summarise
+from batchmill.datasets.publishing.run_summary import Summary, summarise
 from batchmill.runs.run import Run, open_run
 from batchmill.runs.shards.run_shard import run_shard
 from batchmill.runs.shards.shard import Shard

@@ -32,7 +32,7 @@ from batchmill.datasets.maintenance.cleanup import (
     sweep,
 )
 from batchmill.datasets.maintenance.merging import with_merged_parts
-from batchmill.datasets.publishing.summary import Summary, summarise
+from batchmill.datasets.publishing.run_summary import Summary, summarise
 from batchmill.runs.node_check import Probe
 from batchmill.runs.shards.shard import Shard
 from batchmill.runs.shards.shard_inputs import pickled_step_name

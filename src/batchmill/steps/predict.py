@@ -20,7 +20,7 @@ from batchmill.datasets.reading.open_file import choose_load
 from batchmill.datasets.reading.padding import pad_collate
 from batchmill.errors import OptionError, StepError
 from batchmill.runs.inputs.batch_runner import ResultError, results_of
-from batchmill.runs.inputs.rows import fields_of
+from batchmill.runs.inputs.result_rows import fields_of
 from batchmill.steps.inference.copies import Copies, copies_of
 from batchmill.steps.inference.model_step import is_model_file
 from batchmill.steps.inference.models import (

@@ -13,7 +13,7 @@ from batchmill.core.ledger.parts import Origin
 from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.core.outcome import Outcome, WrittenFile
 from batchmill.core.planning.forecast import make_forecast, wilson
-from batchmill.datasets.publishing.summary import summarise
+from batchmill.datasets.publishing.run_summary import summarise
 
 MIB = 2**20
 

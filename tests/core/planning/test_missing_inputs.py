@@ -14,7 +14,7 @@ from batchmill import ManifestError
 from batchmill.core.ledger.open import open_ledger
 from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.core.planning.prepare import prepare
-from batchmill.datasets.publishing.summary import failure_message
+from batchmill.datasets.publishing.run_message import failure_message
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,8 @@ from batchmill.core.ledger.open import open_ledger
 from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.core.planning.run_spec import read_spec
 from batchmill.datasets.publishing.failure_groups import own_frames, read_failures
-from batchmill.datasets.publishing.summary import failure_message, summarise
+from batchmill.datasets.publishing.run_message import failure_message
+from batchmill.datasets.publishing.run_summary import summarise
 from batchmill.errors import OptionError
 
 pytestmark = pytest.mark.slow

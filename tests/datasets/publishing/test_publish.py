@@ -9,7 +9,7 @@ from harness.jobs import run_job
 from batchmill import open_dataset
 from batchmill.core.ledger.open import open_ledger
 from batchmill.datasets.maintenance.verify import examine, verify
-from batchmill.datasets.publishing.summary import summarise
+from batchmill.datasets.publishing.run_summary import summarise
 from batchmill.errors import LedgerError
 
 STEP = "batchmill.steps.words:split"

@@ -18,7 +18,7 @@ from batchmill.core.outcome import Outcome
 from batchmill.core.storage import LocalStore
 from batchmill.datasets.publishing import metadata_table as publishing
 from batchmill.datasets.publishing.publish import make_tables, write_tables
-from batchmill.runs.inputs.rows import MAX_LEVELS
+from batchmill.runs.inputs.result_rows import MAX_LEVELS
 
 
 def publish(ledger, manifest):

@@ -10,13 +10,12 @@ from batchmill.blocks.ray_cluster import RayCluster
 from batchmill import RunError
 from batchmill.orchestration.cluster import capacity
 from batchmill.orchestration.cluster.capacity import (
-    LivingNodes,
-    Node,
     cores_for,
     count_slots,
     remote_options_of,
     with_gpu,
 )
+from batchmill.orchestration.cluster.nodes import LivingNodes, Node
 
 NODES = [
     {"NodeID": "a", "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": 4.0}, "Alive": True},

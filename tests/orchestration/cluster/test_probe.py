@@ -5,7 +5,7 @@ import time
 import pytest
 from prefect.logging import disable_run_logger
 
-from batchmill.orchestration.cluster.capacity import Node
+from batchmill.orchestration.cluster.nodes import Node
 from batchmill.orchestration.cluster.probe import NodeProbes
 
 FIRST, LATE, BAD = (Node(name, f"10.0.0.{name}", {"CPU": 1.0}) for name in "123")

@@ -28,7 +28,7 @@ from batchmill.core.planning.plan_file import PlanFile
 from batchmill.core.planning.prepare import prepare
 from batchmill.core.planning.run_spec import write_run_plan
 from batchmill.core.storage import LocalStore
-from batchmill.datasets.publishing.summary import failure_message
+from batchmill.datasets.publishing.run_message import failure_message
 from batchmill.runs.execute import InThisProcess, ShardsEnd, execute
 from batchmill.runs.inputs import read_input
 from batchmill.runs.progress import RunWatcher

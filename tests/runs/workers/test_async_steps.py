@@ -20,7 +20,7 @@ from batchmill.errors import WorkerError
 from batchmill.runs import execute as engine
 from batchmill.runs.shards import shard_execution
 from batchmill.runs.workers import isolated_executor
-from batchmill.runs.workers.control import Pace
+from batchmill.runs.workers.input_feed import Pace
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,6 @@ import pytest
 
 from batchmill.core.outcome import Outcome, UnstoredOutcome
 from batchmill.runs.workers.batch_processor import BatchMonitor, BatchProcessor
-from batchmill.runs.workers.control import SharedFlag, Stop
 from batchmill.runs.workers.inputs_in_progress import InputTable
 from batchmill.runs.workers.loaded_batches import (
     Batch,
@@ -16,6 +15,7 @@ from batchmill.runs.workers.loaded_batches import (
     BegunBatch,
     BrokenDeviceError,
 )
+from batchmill.runs.workers.stop_flags import SharedFlag, Stop
 
 OK = Outcome("a", "a", "ok", 1, 0.0, 0.0, "here")
 UNSTORED = UnstoredOutcome(1, [], lambda error: OK)

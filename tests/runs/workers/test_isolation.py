@@ -25,12 +25,13 @@ from batchmill.core.options.failure_policy import FailurePolicy
 from batchmill.core.outcome import Outcome
 from batchmill.errors import WorkerError
 from batchmill.runs.workers import inputs_in_progress
-from batchmill.runs.workers.control import SharedFlag, SharedTurns, Stop
 from batchmill.runs.workers.guarded_inputs import GuardedInputs
+from batchmill.runs.workers.input_feed import SharedTurns
 from batchmill.runs.workers.isolated_executor import IsolatedExecutor
 from batchmill.runs.workers.loader_driver import LoaderDriver
 from batchmill.runs.workers.memory_usage import Headroom, resident_bytes
 from batchmill.runs.workers.processes import descendants
+from batchmill.runs.workers.stop_flags import SharedFlag, Stop
 from batchmill.runs.workers.watchdog import Limits, Watchdog
 from batchmill.runs.workers.worker import this_worker
 from batchmill.runs.workers.worker_channel import WorkerChannel

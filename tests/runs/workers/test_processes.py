@@ -10,8 +10,8 @@ import pytest
 from harness.live import wait_for
 
 from batchmill.runs.workers import processes
-from batchmill.runs.workers.control import SharedFlag, Stop
 from batchmill.runs.workers.processes import ChildProcess, kill_tree
+from batchmill.runs.workers.stop_flags import SharedFlag, Stop
 from batchmill.runs.workers.watchdog import Limits, Watchdog
 from batchmill.runs.workers.worker_channel import WorkerChannel
 

@@ -16,7 +16,7 @@ from batchmill.core.ledger.lease import was_held_here
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.planning.prepare import Prepared
 from batchmill.core.planning.run_spec import read_spec
-from batchmill.datasets.publishing.summary import summarise
+from batchmill.datasets.publishing.run_summary import summarise
 from batchmill.errors import CancelledError, LedgerError, RunError, StoreError
 from batchmill.flows.preprocess import preprocess
 from batchmill.orchestration.interrupts import interrupts

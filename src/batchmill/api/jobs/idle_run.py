@@ -11,7 +11,8 @@ from batchmill.core.ledger.lease import Wait
 from batchmill.core.ledger.state import MISSING
 from batchmill.core.planning.job import Job
 from batchmill.core.planning.prepare import Prepared
-from batchmill.datasets.publishing.summary import Summary, failure_message
+from batchmill.datasets.publishing.run_message import failure_message
+from batchmill.datasets.publishing.run_summary import Summary
 from batchmill.errors import RunError
 from batchmill.runs.execute import InThisProcess, RunObserver, execute
 from batchmill.runs.run import Run

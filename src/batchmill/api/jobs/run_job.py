@@ -23,7 +23,7 @@ from batchmill.core.security.credentials import Access
 from batchmill.core.sizes import counted
 from batchmill.core.urls import is_url
 from batchmill.core.user_step.import_reference import refuse_nested_run
-from batchmill.datasets.publishing.summary import Summary, summarise
+from batchmill.datasets.publishing.run_summary import Summary, summarise
 from batchmill.errors import OptionError, RunError
 from batchmill.orchestration.server.embedded_server import has_server, starting_server
 from batchmill.runs.run import handing_over

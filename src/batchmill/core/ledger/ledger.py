@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from batchmill.core import layout
 from batchmill.core.ledger.json_file import SealedRecords, read_json, read_sealed, sealed
-from batchmill.core.ledger.outcomes import outcomes_in
+from batchmill.core.ledger.outcomes_of_run import outcomes_in
 from batchmill.core.ledger.parts import VERSION, Origin, as_part, read_part, write_hashed
 from batchmill.core.ledger.proof_records import Proof
 from batchmill.core.ledger.run_control import RunControl

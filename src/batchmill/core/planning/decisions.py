@@ -23,6 +23,16 @@ REASONS = ("new", "changed", "damaged", "retry", "limit", "forced")
 UNREADABLE = "unreadable"
 # The reason of inputs whose outputs an earlier version of the step's code made, and that are kept.
 ADOPTED = "adopted"
+# The reasons that need an explanation. docs/reference/runs.md describes all of them.
+MEANINGS = {
+    "damaged": "an output file is missing or has another size",
+    "retry": "requested by batchmill retry or verify --repair",
+    "limit": "exceeded --timeout or --memory-limit, which is higher now",
+    "quarantined": "failed earlier, and nothing changed; to execute it: batchmill retry",
+    UNREADABLE: "its file cannot be found or looked up; its result stays",
+    ADOPTED: "only the step's code or a library changed; its result is kept",
+    "withdrawn": "no longer in the manifest and the tables; kept in the ledger without --prune",
+}
 # The decision about an input.
 DECISIONS = pa.schema([("reason", pa.string()), ("is_touched", pa.bool_())])
 

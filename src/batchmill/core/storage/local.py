@@ -15,10 +15,10 @@ import pyarrow as pa
 from batchmill.core.layout import FILES, PACKS, STAGING
 from batchmill.core.storage import contained_paths
 from batchmill.core.storage.addresses import PackedFiles, parse_address
-from batchmill.core.storage.faults import store_fault
 from batchmill.core.storage.fingerprints import hash_file
 from batchmill.core.storage.retries import retry_local
 from batchmill.core.storage.store import Store, Upload, no_check
+from batchmill.core.storage.store_errors import store_fault
 from batchmill.errors import StoreError
 
 _TEMPORARY = re.compile(r"\..+\.part-[0-9a-f]{32}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from batchmill.core.security.credentials import options_for
-from batchmill.core.storage.url_file_system import converting_errors
+from batchmill.core.storage.store_errors import converting_errors
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, S3Credential, S3Store

@@ -11,8 +11,8 @@ from struct import Struct
 from batchmill.core.layout import PACKS
 from batchmill.core.storage.addresses import BLOCK, Address
 from batchmill.core.storage.contained_paths import closing
-from batchmill.core.storage.faults import store_fault
 from batchmill.core.storage.retries import retry_local
+from batchmill.core.storage.store_errors import store_fault
 
 # The number of the current pack of a writer, and its end in bytes.
 _STATE = Struct("<QQ")

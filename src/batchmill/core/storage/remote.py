@@ -20,7 +20,8 @@ from batchmill.core.storage.large_tables import SLICE_ROWS, collected, take
 from batchmill.core.storage.ranges import RangeReader
 from batchmill.core.storage.retries import retry_remote
 from batchmill.core.storage.store import in_threads
-from batchmill.core.storage.url_file_system import connected, converting_errors
+from batchmill.core.storage.store_errors import converting_errors
+from batchmill.core.storage.url_file_system import connected
 from batchmill.core.urls import is_url, is_web, shown_url, url_fault
 from batchmill.errors import StoreError
 

@@ -19,7 +19,7 @@ from batchmill.core.storage.fingerprints import Fingerprint, HashingFile, finger
 from batchmill.core.storage.obstore_s3 import forget_settings, key_of, store_for
 from batchmill.core.storage.ranges import HEAD_BYTES
 from batchmill.core.storage.retries import retry_remote
-from batchmill.core.storage.url_file_system import converting_errors, has_expired
+from batchmill.core.storage.store_errors import converting_errors, has_expired
 from batchmill.core.urls import is_web
 from batchmill.errors import StoreError
 

@@ -13,8 +13,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from batchmill.core.security.credentials import Access, access_to
 from batchmill.errors import ServiceError
-from batchmill.orchestration.cluster.capacity import Node
 from batchmill.orchestration.cluster.connection import short_reason
+from batchmill.orchestration.cluster.nodes import Node
 from batchmill.orchestration.server.api import client_without_retries, shown_api
 from batchmill.runs.node_check import Probe, faults_here
 from batchmill.version import VERSION

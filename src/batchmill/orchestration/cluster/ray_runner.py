@@ -15,16 +15,14 @@ from batchmill.core.planning.batching import Cores
 from batchmill.core.security.credentials import Access
 from batchmill.errors import RunError
 from batchmill.orchestration.cluster.capacity import (
-    LivingNodes,
     cores_for,
     count_slots,
-    lost_head_message,
-    nodes,
     remote_options_of,
     shard_needs,
     with_gpu,
 )
 from batchmill.orchestration.cluster.connection import LOST_CONNECTION, ray_runner
+from batchmill.orchestration.cluster.nodes import LivingNodes, lost_head_message, nodes
 from batchmill.orchestration.cluster.probe import NodeProbes
 from batchmill.orchestration.runners.shard_runner import ShardFuture, ShardRunner
 from batchmill.runs.node_check import Probe

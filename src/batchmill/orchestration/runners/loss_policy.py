@@ -21,6 +21,8 @@ from batchmill.core.storage import open_store
 from batchmill.orchestration.runners.shard_queue import ShardQueue, SubmittedShard
 from batchmill.runs.shards.shard import Shard, give_up, place_of, unfinished
 
+# After this number of losses in turn, lost shards are not submitted again.
+LOSSES_ALLOWED = 50
 # Ray usually reports the shards of a lost node within this time.
 _LOST_NODE_SECONDS = 5.0
 # An autoscaler needs minutes to replace the nodes of a cluster.

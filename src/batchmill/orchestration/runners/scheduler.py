@@ -13,7 +13,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Crashed
 
 from batchmill.errors import RunError
-from batchmill.orchestration.runners.loss_policy import LossPolicy
+from batchmill.orchestration.runners.loss_policy import LOSSES_ALLOWED, LossPolicy
 from batchmill.orchestration.runners.shard_queue import ShardQueue, SubmittedShard
 from batchmill.orchestration.runners.shard_runner import ShardRunner
 from batchmill.runs.shards.shard import Shard
@@ -52,7 +52,7 @@ class ShardScheduler:
     workers: int
     on_tick: Callable[[], bool]
     cancelled: Callable[[], bool]
-    losses_allowed: int
+    losses_allowed: int = LOSSES_ALLOWED
     most: int | None = None
     queue: ShardQueue = field(init=False)
     loss_policy: LossPolicy = field(init=False)

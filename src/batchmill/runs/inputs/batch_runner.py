@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 
 from batchmill.core.outcome import Fault, Outcome, UnstoredOutcome
 from batchmill.core.user_step.load import Step
-from batchmill.runs.inputs.rows import fields_of
+from batchmill.runs.inputs.result_rows import fields_of
 from batchmill.runs.inputs.run_input import conclude, fail
 from batchmill.runs.inputs.staging import Input, StagingArea, stage
 from batchmill.runs.workers.loaded_batches import (

@@ -12,7 +12,7 @@ from batchmill.core.user_step.load import Step
 from batchmill.errors import StepError
 from batchmill.runs.inputs.failed_outcomes import ReportedError, failure_of
 from batchmill.runs.inputs.read_input import opened
-from batchmill.runs.inputs.rows import File, Row, as_row, encode_rows, rows_of
+from batchmill.runs.inputs.result_rows import File, Row, as_row, encode_rows, rows_of
 from batchmill.runs.inputs.staging import Input, StagingArea
 
 # An input whose file was not read.

@@ -12,9 +12,9 @@ from typing import Any
 from batchmill.core.failure_causes import is_library
 from batchmill.core.outcome import LONGEST_RETRY_AFTER, Kind, Outcome, OverdueError, text_of
 from batchmill.core.security.redaction import without_secrets
-from batchmill.core.storage.faults import FULL
 from batchmill.core.storage.local import has_room, remove_folder
 from batchmill.core.storage.store import NO_ROOM
+from batchmill.core.storage.store_errors import FULL
 from batchmill.core.user_step.declared_rows import RowTypeError
 from batchmill.errors import RetryAfter, StoreError
 from batchmill.runs.inputs.outputs import OutputError

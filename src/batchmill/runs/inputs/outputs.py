@@ -13,7 +13,7 @@ from batchmill.core.layout import FILES, OUTPUT_COLUMN
 from batchmill.core.outcome import WrittenFile
 from batchmill.core.storage.fingerprints import fingerprint
 from batchmill.core.storage.store import Upload
-from batchmill.runs.inputs.rows import File, Row
+from batchmill.runs.inputs.result_rows import File, Row
 from batchmill.runs.inputs.staging import StagingArea, empty
 
 # The digits of the hash in a folder's name. With 48 bits, two different outputs of one input

@@ -27,7 +27,7 @@ from batchmill.runs.inputs.call_step import (
 from batchmill.runs.inputs.failed_outcomes import ReportedError, failure_of, outcome_of
 from batchmill.runs.inputs.outputs import place_outputs
 from batchmill.runs.inputs.read_input import fetch_and_read
-from batchmill.runs.inputs.rows import Row, encode_rows, rows_of
+from batchmill.runs.inputs.result_rows import Row, encode_rows, rows_of
 from batchmill.runs.inputs.shared_step import opened_step
 from batchmill.runs.inputs.staging import Input, StagingArea, discard, remove_flat, stage
 

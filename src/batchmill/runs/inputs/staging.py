@@ -14,7 +14,7 @@ from batchmill.core.storage import Store, is_url, remote
 from batchmill.core.storage.local import remove_folder
 from batchmill.core.storage.pack_writer import PackWriter
 from batchmill.core.storage.scratch import scratch_folder
-from batchmill.runs.inputs.rows import RESERVED_KEYS
+from batchmill.runs.inputs.result_rows import RESERVED_KEYS
 
 # The folders of the workers of a confined step, below the folder of the attempt.
 CONFINED_FOLDERS = "worker-*"

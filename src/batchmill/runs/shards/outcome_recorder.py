@@ -27,7 +27,7 @@ from batchmill.errors import LedgerError, StoreError
 from batchmill.runs.inputs.failed_outcomes import hide_in
 from batchmill.runs.shards.shard_inputs import ShardInputs
 from batchmill.runs.shards.step_log import StepLog
-from batchmill.runs.workers.control import Stop
+from batchmill.runs.workers.stop_flags import Stop
 
 
 @dataclass

@@ -12,7 +12,7 @@ from batchmill.core.ledger.run_control import Usage
 from batchmill.core.outcome import Outcome
 from batchmill.core.storage import open_store
 from batchmill.core.storage.pack_writer import PackWriter
-from batchmill.runs.inputs.rows import RESERVED_KEYS, RESERVED_WITH_PARTITIONS
+from batchmill.runs.inputs.result_rows import RESERVED_KEYS, RESERVED_WITH_PARTITIONS
 from batchmill.runs.inputs.staging import open_staging
 from batchmill.runs.shards.shard import Shard
 from batchmill.runs.shards.shard_inputs import ShardInputs

@@ -38,12 +38,12 @@ from batchmill.runs.shards.step_log import StepLines, StepLog
 from batchmill.runs.shards.torch_dataset import create_torch_dataset
 from batchmill.runs.workers.async_inputs import Concurrency, Limit, RunAttempt
 from batchmill.runs.workers.confined_process import ConfinedProcess
-from batchmill.runs.workers.control import Stop
 from batchmill.runs.workers.isolated_executor import IsolatedExecutor
 from batchmill.runs.workers.landlock import check_support
 from batchmill.runs.workers.loaded_batches import BatchCallbacks, Sample
 from batchmill.runs.workers.pipeline import TransferPipeline
 from batchmill.runs.workers.processes import end_children
+from batchmill.runs.workers.stop_flags import Stop
 from batchmill.runs.workers.watchdog import Limits
 from batchmill.runs.workers.worker import this_worker
 from batchmill.runs.workers.worker_exit import WorkerExit

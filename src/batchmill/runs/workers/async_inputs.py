@@ -20,10 +20,11 @@ from typing import Any, TextIO, cast
 from torch.utils.data import IterableDataset
 
 from batchmill.core.outcome import Outcome, OverdueError
-from batchmill.runs.workers.control import SharedFlag, SharedTurns
+from batchmill.runs.workers.input_feed import SharedTurns
 from batchmill.runs.workers.loaded_batches import Batch
 from batchmill.runs.workers.process_state import BrokenWorkerError
 from batchmill.runs.workers.processes import has_children, kill_descendants
+from batchmill.runs.workers.stop_flags import SharedFlag
 from batchmill.runs.workers.worker import this_worker
 from batchmill.runs.workers.worker_channel import LOG_TAIL_BYTES
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from batchmill.core.outcome import Outcome, UnstoredOutcome
-from batchmill.runs.workers.control import SharedFlag, Stop
 from batchmill.runs.workers.inputs_in_progress import InputTable
 from batchmill.runs.workers.loaded_batches import (
     Batch,
@@ -22,6 +21,7 @@ from batchmill.runs.workers.loaded_batches import (
     free_device_memory,
 )
 from batchmill.runs.workers.processes import children, end_after
+from batchmill.runs.workers.stop_flags import SharedFlag, Stop
 
 _CHECK_SECONDS = 0.1
 # A timer ends the process this long after a batch's timeout, even if no thread can run.

@@ -10,10 +10,11 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from batchmill.core.outcome import Outcome, UnstoredOutcome
-from batchmill.runs.workers.control import SharedFlag, SharedTurns
+from batchmill.runs.workers.input_feed import SharedTurns
 from batchmill.runs.workers.loaded_batches import Batch, Sample, gather_batch
 from batchmill.runs.workers.pipeline import MAX_BYTES, MAX_TRANSFERS, TransferPipeline
 from batchmill.runs.workers.process_state import BrokenWorkerError
+from batchmill.runs.workers.stop_flags import SharedFlag
 from batchmill.runs.workers.worker import this_worker
 
 _POLL_SECONDS = 0.005

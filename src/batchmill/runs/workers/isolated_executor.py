@@ -19,7 +19,7 @@ from batchmill.core.outcome import Outcome
 from batchmill.core.storage.scratch import FOR_SOCKETS, scratch_folder, short_base
 from batchmill.errors import WorkerError
 from batchmill.runs.workers.batch_processor import BatchMonitor, BatchProcessor
-from batchmill.runs.workers.control import Feed
+from batchmill.runs.workers.input_feed import Feed
 from batchmill.runs.workers.inputs_in_progress import InputTable, LoaderPass
 from batchmill.runs.workers.loader_driver import LoaderDriver, ShardWork
 from batchmill.runs.workers.processes import adopt_orphans, children, end_children

@@ -17,9 +17,9 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from batchmill.runs.workers.batch_processor import BatchProcessor
-from batchmill.runs.workers.control import SharedFlag
 from batchmill.runs.workers.processes import has_ended
 from batchmill.runs.workers.ring_buffer import RingBuffer
+from batchmill.runs.workers.stop_flags import SharedFlag
 
 # The process of the shard looks for results at intervals, which grow while none arrives. Without
 # batches, the only results are the ends of workers.

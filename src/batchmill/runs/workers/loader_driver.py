@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 from batchmill.core.outcome import RETRIED_KINDS, Outcome, UnstoredOutcome
 from batchmill.runs.workers.async_inputs import Concurrency, ConcurrentInputs
 from batchmill.runs.workers.batch_processor import BatchProcessor
-from batchmill.runs.workers.control import Feed, SharedFlag, Stop
 from batchmill.runs.workers.guarded_inputs import GuardedInputs
+from batchmill.runs.workers.input_feed import Feed
 from batchmill.runs.workers.inputs_in_progress import LoaderPass
 from batchmill.runs.workers.loaded_batches import Batch, BatchCallbacks, Sample
 from batchmill.runs.workers.loader_context import WorkerContext
@@ -26,6 +26,7 @@ from batchmill.runs.workers.memory_usage import kernel_oom_kills
 from batchmill.runs.workers.pipeline import TransferPipeline
 from batchmill.runs.workers.private_api import start_workers
 from batchmill.runs.workers.processes import ChildProcess
+from batchmill.runs.workers.stop_flags import SharedFlag, Stop
 from batchmill.runs.workers.watchdog import Limits, Watchdog
 from batchmill.runs.workers.worker import this_worker
 from batchmill.runs.workers.worker_channel import WorkerChannel

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batchmill.core.outcome import UnstoredOutcome
-from batchmill.core.storage.faults import FULL
-from batchmill.runs.workers.control import SharedTurns
+from batchmill.core.storage.store_errors import FULL
+from batchmill.runs.workers.input_feed import SharedTurns
 from batchmill.runs.workers.worker import this_worker
 
 # The most fetches, and the most uploads, at a time.

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 # Imported by name: a step may replace functions of the module.
-from os import fstat, ftruncate, lseek
+from os import close, dup, fstat, ftruncate, lseek
 from typing import IO, Any, NamedTuple
 
 import torch
@@ -28,6 +28,8 @@ _TIMERS = (signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 # another position. Comparing positions takes a quarter of the time of comparing files.
 _MARK = 0x6D696C6C
 _STREAMS = (0, 1, 2)
+# A worker is replaced when its steps have left this many file descriptors open.
+_MAX_LEFT_OPEN = 200
 _ENCODING, _ERRORS = "utf-8", "backslashreplace"
 
 
@@ -45,9 +47,16 @@ class ProcessState:
         self._settings = _settings()
         self._reads = [setting.read for setting in self._settings]
         self._values = self._read()
+        self._next_descriptor = _next_descriptor()
 
-    def restore(self) -> bool:
-        """Restore all settings. Return False if one of them cannot be restored."""
+    def restore(self, open_files: int = 0) -> bool:
+        """Restore all settings. Return False if this is impossible, or too many files are open.
+
+        Inputs in progress may have `open_files`.
+        """
+        # With too many files left open, no further input could be opened soon.
+        if _next_descriptor() > self._next_descriptor + _MAX_LEFT_OPEN + open_files:
+            return False
         now = self._read()
         if now == self._values:
             return True
@@ -61,6 +70,13 @@ class ProcessState:
 
     def _read(self) -> list[Any]:
         return [read() for read in self._reads]
+
+
+def _next_descriptor() -> int:
+    """Return the lowest unused file descriptor. It grows if steps leave files open."""
+    descriptor = dup(0)
+    close(descriptor)
+    return descriptor
 
 
 def _settings() -> list[_Setting]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from batchmill.core.outcome import Outcome
-from batchmill.runs.workers.control import SharedFlag, Stop
 from batchmill.runs.workers.memory_usage import headroom
 from batchmill.runs.workers.processes import ChildProcess
+from batchmill.runs.workers.stop_flags import SharedFlag, Stop
 from batchmill.runs.workers.worker import DUMP_SIGNAL
 from batchmill.runs.workers.worker_channel import Slot, WorkerChannel
 from batchmill.runs.workers.worker_exit import WorkerExit

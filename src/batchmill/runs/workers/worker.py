@@ -12,12 +12,11 @@ from contextlib import contextmanager, suppress
 from multiprocessing.util import Finalize
 
 # Imported by name: a step may replace functions of the module.
-from os import chdir, close, dup, getcwd, lseek
+from os import chdir, getcwd, lseek
 from pathlib import Path
 from typing import NoReturn
 
 from batchmill.core.storage.obstore_s3 import use_obstore
-from batchmill.runs.workers.control import SharedFlag
 from batchmill.runs.workers.memory_usage import keep_freed_memory, offer_to_oom_killer
 from batchmill.runs.workers.private_api import raw_environment, use_socket_folder
 from batchmill.runs.workers.process_state import BrokenWorkerError, ProcessState, WorkerStreams
@@ -27,11 +26,10 @@ from batchmill.runs.workers.processes import (
     end_with_parent,
     kill_descendants,
 )
+from batchmill.runs.workers.stop_flags import SharedFlag
 from batchmill.runs.workers.worker_channel import WorkerChannel
 
 DUMP_SIGNAL = signal.SIGUSR1
-# A worker is replaced when its steps have left this many file descriptors open.
-_MAX_LEFT_OPEN = 200
 
 
 class Worker:
@@ -125,7 +123,6 @@ class Worker:
         """Record the environment and the settings, to restore them after each input."""
         self._environ = os.environ
         self._environment = dict(raw_environment())
-        self._next_descriptor = _next_descriptor()
         self._state = ProcessState()
 
     def restore(self, *, unused: bool) -> None:
@@ -155,9 +152,7 @@ class Worker:
         if raw_environment() != self._environment:
             os.environb.clear()
             os.environb.update(self._environment)
-        # With too many files left open, no further input could be opened soon.
-        has_leaked = _next_descriptor() > self._next_descriptor + _MAX_LEFT_OPEN + open_files
-        if has_leaked or not self._state.restore():
+        if not self._state.restore(open_files):
             raise BrokenWorkerError
 
     def end(self) -> NoReturn:
@@ -173,13 +168,6 @@ class Worker:
                 os.write(self.channel.log, traceback.format_exc().encode(errors="replace"))
         kill_descendants()
         os._exit(1 if error else 0)
-
-
-def _next_descriptor() -> int:
-    """Return the lowest unused file descriptor. It grows if steps leave files open."""
-    descriptor = dup(0)
-    close(descriptor)
-    return descriptor
 
 
 this_worker = Worker()

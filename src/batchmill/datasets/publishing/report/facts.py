@@ -19,7 +19,7 @@ from batchmill.core.planning.run_spec import RunSpec, read_spec
 from batchmill.core.sizes import duration, readable_size
 from batchmill.core.urls import absolute
 from batchmill.datasets.publishing.failure_groups import read_failures
-from batchmill.datasets.publishing.summary import (
+from batchmill.datasets.publishing.run_summary import (
     Contents,
     Summary,
     adoption_lines,

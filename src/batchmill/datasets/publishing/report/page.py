@@ -20,7 +20,7 @@ from batchmill.datasets.publishing.report.columns import describe_columns
 from batchmill.datasets.publishing.report.facts import SHOWN_FAILURES, Facts, gather
 from batchmill.datasets.publishing.report.gallery import Limits, gather_gallery
 from batchmill.datasets.publishing.report.run_charts import NOT_OK, OK, figures
-from batchmill.datasets.publishing.summary import Summary
+from batchmill.datasets.publishing.run_summary import Summary
 from batchmill.version import VERSION
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
-"""How a shard's process controls its workers: when they start, stop, and begin no further input.
+"""The inputs that the workers of a shard begin: in which order, and how fast (`--rate`).
 
-Flags in shared memory must be created before the workers are forked.
+The shared memory must be created before the workers are forked.
 """
 
 import fcntl
@@ -17,29 +17,8 @@ from batchmill.runs.workers.inputs_in_progress import InputTable
 from batchmill.runs.workers.worker_channel import anonymous_file
 
 _COUNTS, _TURN = struct.Struct("qq"), struct.Struct("qd")
-_POLL_SECONDS = 0.001
 # A turn is lost if the worker that has it ends. So turns are given away shortly before their time.
 _AHEAD_SECONDS, _PACE_MARGIN = 0.1, 0.01
-
-
-class SharedFlag:
-    """A flag that a shard's process and all its workers see. It is set once, and has no lock."""
-
-    def __init__(self) -> None:
-        self._flag = mmap.mmap(-1, 1)
-
-    def set(self) -> None:
-        """Set the flag for all processes."""
-        self._flag[0] = 1
-
-    def is_set(self) -> bool:
-        """Return whether the flag is set."""
-        return self._flag[0] == 1
-
-    def wait(self) -> None:
-        """Wait until the flag is set."""
-        while not self.is_set():
-            time.sleep(_POLL_SECONDS)
 
 
 class SharedTurns:
@@ -182,38 +161,6 @@ class Feed:
         self._retries.clear()
         self._waiting.clear()
         return untaken
-
-
-class Stop:
-    """A request to begin no further inputs. Running inputs may take `grace_seconds` longer.
-
-    Any thread may make the request.
-    """
-
-    def __init__(self, grace_seconds: float = 3.0) -> None:
-        self._grace_seconds = grace_seconds
-        self._event = threading.Event()
-        self._requested_at = 0.0
-
-    def request(self) -> None:
-        """Make the request. A second call has no effect."""
-        if not self._event.is_set():
-            self._requested_at = time.monotonic()
-            self._event.set()
-
-    @property
-    def requested(self) -> bool:
-        """True if the request was made."""
-        return self._event.is_set()
-
-    @property
-    def overdue(self) -> bool:
-        """True if the grace period of running inputs is over."""
-        return self.requested and time.monotonic() > self._requested_at + self._grace_seconds
-
-    def wait(self, seconds: float) -> None:
-        """Sleep for `seconds`, or until the request is made."""
-        self._event.wait(max(0.0, seconds))
 
 
 @contextmanager

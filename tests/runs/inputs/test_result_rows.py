@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from steps_under_test import Clip, Colour, Page
 
 from batchmill.runs.inputs import rows
-from batchmill.runs.inputs.rows import encode_rows, rows_of
+from batchmill.runs.inputs.result_rows import encode_rows, rows_of
 
 
 class Box(pydantic.BaseModel):

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from batchmill.runs.workers import control
-from batchmill.runs.workers.control import Feed, SharedFlag, SharedTurns
+from batchmill.runs.workers.input_feed import Feed, SharedTurns
 from batchmill.runs.workers.inputs_in_progress import InputTable
+from batchmill.runs.workers.stop_flags import SharedFlag
 
 INPUTS = 5_000
 
