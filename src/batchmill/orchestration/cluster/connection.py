@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 # Ray Client raises these errors when its connection is lost or its server process has died.
 LOST_CONNECTION = (ConnectionError, grpc.RpcError)
+_RESUME = "Committed results are kept. Run the same command again to complete the dataset."
 _SHOWN = 300
 _CONNECT_SECONDS = 10
 _SHUTDOWN_SECONDS = 10
@@ -283,3 +284,10 @@ def short_reason(error: Exception) -> str:
         return type(error).__name__
     ends = dict.fromkeys([lines[0], lines[-1]])
     return " ".join(line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..." for line in ends)
+
+
+def lost_head_message(cluster: RayCluster) -> str:
+    """Return the message for a cluster's head that was lost during a run."""
+    if cluster.is_local:
+        return f"Ray on the machine of the flow run has died. {_RESUME}"
+    return f"The head of the Ray cluster at {cluster.address} stopped responding. {_RESUME}"

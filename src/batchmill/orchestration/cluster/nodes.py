@@ -11,13 +11,11 @@ import ray
 
 from batchmill.blocks.ray_cluster import RayCluster, endpoint
 from batchmill.errors import RunError
+from batchmill.orchestration.cluster.connection import lost_head_message
 
 # Ray kills a driver after its head has been down for a minute, so the run must end earlier. Until
 # then, each process of the cluster uses a whole core to look for the head.
 _HEAD_SECONDS, _HEAD_ANSWER_SECONDS = 15.0, 2.0
-
-
-_RESUME = "Committed results are kept. Run the same command again to complete the dataset."
 
 
 class Node(NamedTuple):
@@ -108,10 +106,3 @@ def _ask_for_nodes(answer: Future[list[Node]]) -> None:
         answer.set_result(nodes())
     except BaseException as error:  # noqa: BLE001  # `result` raises it in the calling thread.
         answer.set_exception(error)
-
-
-def lost_head_message(cluster: RayCluster) -> str:
-    """Return the message for a cluster's head that was lost during a run."""
-    if cluster.is_local:
-        return f"Ray on the machine of the flow run has died. {_RESUME}"
-    return f"The head of the Ray cluster at {cluster.address} stopped responding. {_RESUME}"

@@ -21,8 +21,12 @@ from batchmill.orchestration.cluster.capacity import (
     shard_needs,
     with_gpu,
 )
-from batchmill.orchestration.cluster.connection import LOST_CONNECTION, ray_runner
-from batchmill.orchestration.cluster.nodes import LivingNodes, lost_head_message, nodes
+from batchmill.orchestration.cluster.connection import (
+    LOST_CONNECTION,
+    lost_head_message,
+    ray_runner,
+)
+from batchmill.orchestration.cluster.nodes import LivingNodes, nodes
 from batchmill.orchestration.cluster.probe import NodeProbes
 from batchmill.orchestration.runners.shard_runner import ShardFuture, ShardRunner
 from batchmill.runs.node_check import Probe
