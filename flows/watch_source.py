@@ -21,6 +21,7 @@ from prefect.states import Completed
 from batchmill.core.options.job_options import WATCH_MIN_AGE
 from batchmill.core.sizes import counted
 from batchmill.core.storage import is_url
+from batchmill.core.urls import same_place
 from batchmill.errors import OptionError
 from batchmill.orchestration.arrivals.detection import complete_files, new_or_changed
 from batchmill.orchestration.arrivals.watch_target import read_recorded_versions, watched
@@ -92,7 +93,8 @@ def _is_waiting(deployment: UUID, source: str) -> bool:
         waiting = [run for run in runs if _begins_soon(run, soon)]
         waiting += waiting_runs(client, deployment)
     # The runs of a saved job have no parameter of this name. Its manifest is the source.
-    return any(run.parameters.get("manifest", source) == source for run in waiting)
+    manifests = [str(run.parameters.get("manifest", source)) for run in waiting]
+    return any(same_place(manifest, source) for manifest in manifests)
 
 
 def _begins_soon(run: FlowRun, soon: datetime) -> bool:
