@@ -51,6 +51,7 @@ def test_export_verify_and_export_again(tmp_path, call):
         (["d", "--verify", "x"], "--verify takes the folder of an export"),
         (["--verify", "x", "--where", "a == 1"], "--verify takes the folder of an export"),
         (["--verify", "x", "--shuffle", "0"], "--verify takes the folder of an export"),
+        (["--verify", "x", "--shard-size", "1M"], "--verify takes the folder of an export"),
         (["d", "x", "--to", "tar"], "tar"),
         (["d", "x", "--to", "webdataset", "--shard-size", "big"], "--shard-size big: expected"),
         (["d", "x", "--to", "webdataset", "--partition", "cow"], "has no column 'partition'"),
