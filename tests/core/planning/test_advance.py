@@ -122,7 +122,10 @@ def test_an_input_whose_file_vanished_during_the_run_keeps_its_outcome(ledger):
     }
     messages = {name: (f"{name} was not ok",) for name in "abc"} | {"d": ("",)}
     assert seen(state, "message") == messages
-    state = advanced(state, manifest_of("a", "b", "c", "d"))
+    back = manifest_of("a", "b", "c", "d")
+    matched = match_records(state.records(PLANNED_COLUMNS), back.inputs)
+    assert make_plan(back, matched, Criteria("s")).first("changed", 9) == ["b"]
+    state = advanced(state, back)
     assert seen(state)["a"] == ("ok", 3, first, None, None, 0), "the file is there again"
     assert seen(state, "message") == messages | {"a": ("",)}
 

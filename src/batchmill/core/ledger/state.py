@@ -197,11 +197,13 @@ class State:
         for name in PLACES[2]:
             new = with_column(new, name, pc.if_else(keeps, before[name], _NULL))
         if pc.any(vanished).as_py():
-            # The step was not started in this run.
+            # The step was not started in this run. A run after the file is back must start that of
+            # an input that had failed, so its size becomes another one.
             stays = before.filter(vanished)
             notes = now.select(vanished).records(["message"])["message"]
             run = new.filter(vanished)["run"]
-            changes = {"attempts": 0, "absence": MISSING, "note": notes, "run": run}
+            size = pc.if_else(pc.equal(stays["outcome"], OK), stays["size"], -1)
+            changes = {"attempts": 0, "absence": MISSING, "note": notes, "run": run, "size": size}
             for name, values in changes.items():
                 stays = with_column(stays, name, values)
             new = pa.concat_tables([new.filter(pc.invert(vanished)), stays])
