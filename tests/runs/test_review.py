@@ -147,6 +147,19 @@ def test_the_command_says_what_differs(planted, capsys):
     assert json.loads(capsys.readouterr().out)["different"] == 0
 
 
+def test_a_param_is_read_as_the_recorded_step_takes_it(planted, monkeypatch, capsys):
+    Path("tagged.py").write_text("def step(source, *, tag: str):\n    return {'tag': tag}\n")
+    run_job("in", "tagged:step", "tags", tag="1.10")
+    dataset = Path("tags").absolute()
+    Path("other").mkdir()
+    monkeypatch.chdir("other")
+    Path("params.json").write_text("{}")
+    for step in ([], ["--step", "tagged:step"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["review", str(dataset), *step, "--param", "tag=1.10", "--params", "params.json"])
+        assert (ended.value.code, "No result differs." in capsys.readouterr().out) == (0, True)
+
+
 def test_the_page_shows_the_most_changed_results(planted, capsys):
     """One input changes much more than the others."""
     change = ("text * times", "(text * 3 + ' <b>' if text == 'II' else text) * times + ' .'")

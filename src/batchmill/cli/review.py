@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Dataset, Json, Params, ParamsFile, Step
+from batchmill.core.planning.recorded_job import recorded_job
 from batchmill.core.sizes import counted
 from batchmill.core.urls import absolute
 from batchmill.core.user_step.params import parse_params
@@ -67,10 +68,13 @@ def review(
             raise OptionError(f"--python {python}: {error.strerror}. Name its program.") from error
     from batchmill.runs import review as reviews  # Imports torch.
 
-    messages = console(stderr=True, quiet=json)
+    messages, place = console(stderr=True, quiet=json), absolute(str(dataset))
+    file = params.expanduser().absolute() if params else None
+    with recorded_job(place, step=step or None) as job:
+        changes = parse_params(param, file, job.step)
     result = reviews.review(
-        absolute(str(dataset)),
-        params=parse_params(param, params, step),
+        place,
+        params=changes,
         step=step or None,
         count=sample,
         seed=seed,
