@@ -33,7 +33,7 @@ from batchmill.errors import OptionError
 from batchmill.runs.execute_again import RESULT_COLUMNS
 from batchmill.runs.shards.shard_inputs import load_planned_step, pickled_step_name
 
-_COLUMNS = (*PLANNED_COLUMNS, *RESULT_COLUMNS, "carried", "result_run")
+_COLUMNS = (*PLANNED_COLUMNS, *RESULT_COLUMNS, "carried")
 
 
 @dataclass(frozen=True, kw_only=True)

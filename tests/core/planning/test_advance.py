@@ -145,6 +145,14 @@ def test_only_adopted_results_get_the_step_of_the_run(ledger):
     assert seen(state, "step", "run") == {"a": ("new", 1), "b": ("s", 1)}
 
 
+def test_a_web_server_that_does_not_respond_may_have_the_file(ledger):
+    name = "https://host/a"
+    commit(ledger, 1, **{name: "ok"})
+    state = advanced(ledger.state(), manifest_of(name, gone=[name]))
+    message = f"{name}: no such file, or its server does not respond."
+    assert seen(state, "absence", "message") == {name: ("missing", message)}
+
+
 def test_an_absence_is_recorded_until_the_input_is_there_again(ledger):
     commit(ledger, 1, a="ok", b="ok", c="failed")
     state = advanced(ledger.state(), manifest_of("a", gone=["a"]))

@@ -37,13 +37,13 @@ class Link(NamedTuple):
     @property
     def text(self) -> str:
         """The dataset in one line."""
+        why = f"; out of date: {self.out_of_date}" if self.out_of_date else ""
         if not self.version:
-            return f"{self.dataset}: no version yet"
+            return f"{self.dataset}: no version yet{why}"
         age = duration(max(time.time() - self.created, 0))
         parts = [f"version {self.version}", f"{age} old", counted(self.rows, "row")]
         if self.failures:
             parts.append(counted(self.failures, "failed input"))
-        why = f"; out of date: {self.out_of_date}" if self.out_of_date else ""
         return f"{self.dataset}: {', '.join(parts)}, {self.step}{why}"
 
 

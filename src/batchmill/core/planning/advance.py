@@ -12,7 +12,7 @@ from batchmill.core.planning.changed_files import TIMES
 from batchmill.core.planning.plan import Plan
 from batchmill.core.storage.large_tables import Column
 from batchmill.core.storage.name_search import rows_of
-from batchmill.core.urls import join, shown_url
+from batchmill.core.urls import is_web, join, shown_url
 
 
 def advance(
@@ -61,7 +61,9 @@ def _with_absences(state: State, absences: pa.Table, manifest: Manifest) -> Stat
         return state
     missing = absences["input"].filter(pc.equal(absences["absence"], MISSING))
     places = [join(manifest.root, file) for file in manifest.missing_files(missing)]
-    notes = pa.array([f"{shown_url(place)}: no such file." for place in places], pa.string())
+    more = {True: ", or its server does not respond", False: ""}
+    texts = [f"{shown_url(place)}: no such file{more[is_web(place)]}." for place in places]
+    notes = pa.array(texts, pa.string())
     return state.changed(
         absences["input"],
         absence=absences["absence"],
