@@ -81,7 +81,7 @@ def main() -> None:
             ledger.write_summary(run, {"run": run})
             begun = time.perf_counter()
             state = state.with_outcomes(ledger.outcomes(run))
-            state = ledger.write_state(run, with_merged_parts(ledger, state, run))
+            state = ledger.files.write_state(run, with_merged_parts(ledger, state, run))
             ledger.snapshots.record(
                 Snapshot(
                     number=run,

@@ -77,7 +77,7 @@ def publish(folder: Path, rows: int) -> None:
     snapshots, store = ledger.snapshots, ledger.store
     store.copy(METADATA, snapshots.file_name(1, "table"))
     found = {"content": store.content_of(METADATA), "rows": rows}
-    state = ledger.write_state(1, State(store)).file
+    state = ledger.files.write_state(1, State(store)).file
     snapshot = Snapshot(
         number=1, created=1.0, state=state or {}, shown=1, step="step", settings={}, made_of="",
         tables={METADATA: found, FAILURES_CSV: {"rows": 0}},

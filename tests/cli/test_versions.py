@@ -167,7 +167,7 @@ def test_a_version_that_a_run_removes_while_a_command_reads_it(job):
     ledger = Ledger(LocalStore(job.dataset))
     version = ledger.snapshots.find(1)
     job.run(keep_versions=0)
-    for read in (ledger.read_table, ledger.read_state):
+    for read in (ledger.files.read_table, ledger.files.read_state):
         with pytest.raises(StoreError, match="A run has removed version 1 meanwhile"):
             read(version)
 

@@ -177,7 +177,7 @@ def test_inputs_that_are_gone_or_changed_are_no_differences(module):
 def change_a_record():
     """Change a row in a part of the only version, and each hash up to its snapshot."""
     (version,) = ledger().snapshots.versions()
-    state = ledger().read_state(version)
+    state = ledger().files.read_state(version)
     parts = {name: ledger().read_part(name).cast(PART_SCHEMA) for name in state.parts}
     texts = {name: records["rows"].to_pylist() for name, records in parts.items()}
     name = next(name for name in texts if '"letter":"t"' in "".join(texts[name]))
@@ -188,7 +188,7 @@ def change_a_record():
     changed = parts[name].set_column(column, PART_SCHEMA.field(column), pa.array(rows))
     forged = write_hashed(ledger().store, f"{PARTS}/000001-forged", changed).rpartition("/")[2]
     names = [forged if one == name else one for one in state.parts]
-    written = ledger().write_state(1, replace(state, parts=names)).file
+    written = ledger().files.write_state(1, replace(state, parts=names)).file
     ledger().snapshots.record(replace(version, state=written))
 
 

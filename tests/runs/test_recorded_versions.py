@@ -206,7 +206,7 @@ def test_a_removed_result_leaves_the_limit_of_a_timeout(folder):
     late = state.changed(state.names, outcome="timeout", result_run=1, result_part=0, result_row=0)
     last = ledger.snapshots.last()
     assert last
-    ledger.snapshots.record(replace(last, number=2, state=ledger.write_state(2, late).file))
+    ledger.snapshots.record(replace(last, number=2, state=ledger.files.write_state(2, late).file))
     summary = run("a", "measure", prune_failed=True)
     assert summary.counts["quarantined"] == 1
     assert open_ledger("D").state().table.select(["run", "result_run"]).to_pylist() == [

@@ -272,7 +272,7 @@ def metadata(
     if libraries:
         if LIBRARIES in frame:
             raise OptionError(f"{place}: its table has a column {LIBRARIES} of its own.")
-        state = open_ledger(place).read_state(published.version)
+        state = open_ledger(place).files.read_state(published.version)
         rows = rows_of(published.table[INPUT_COLUMN], state.names)
         numbers = made_with(take(state.table, rows)).to_pylist()
         frame[LIBRARIES] = [state.libraries[number] for number in numbers]

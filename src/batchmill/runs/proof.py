@@ -238,6 +238,6 @@ def _unlike_table(
 def _table_fault(ledger: Ledger, version: Snapshot) -> str:
     """Return how the table of a version differs from the published one, if it does."""
     try:
-        return "is missing" if if_exists(ledger.read_table, version) is None else ""
+        return "is missing" if if_exists(ledger.files.read_table, version) is None else ""
     except LedgerError:
         return "was changed after it was published"

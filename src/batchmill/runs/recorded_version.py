@@ -89,7 +89,7 @@ class RecordedVersion:
             differences = differences_from_plan(step, described)
             change = f"the step differs here: {differences[0]}" if differences else ""
             step = replace(step, identity=version.step)
-        state = ledger.read_state(version).listed()
+        state = ledger.files.read_state(version).listed()
         return cls(
             ledger=ledger,
             version=version,

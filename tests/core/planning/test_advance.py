@@ -237,7 +237,7 @@ def test_the_outcomes_of_killed_runs_count_without_a_snapshot(ledger):
 def record(ledger, run, state):
     """Record a snapshot with a state."""
     more = {"created": 1.0, "shown": 0, "step": "s", "settings": {}, "made_of": ""}
-    written = ledger.write_state(run, state).file
+    written = ledger.files.write_state(run, state).file
     ledger.snapshots.record(Snapshot(number=run, state=written, **more))
 
 
@@ -280,7 +280,7 @@ def test_all_changes_of_a_run_are_in_one_state(job):
     job.list()
     job.run(prune=True, prune_failed=True)
     assert job.ledger.snapshots.last().number == 2
-    state = job.ledger.read_state(job.ledger.snapshots.last())
+    state = job.ledger.files.read_state(job.ledger.snapshots.last())
     assert sorted(state.names.to_pylist()) == ["in/00000.txt", "in/00001.txt", "in/00003.txt"]
     assert job.reasons() == {"unchanged": 2, "quarantined": 1}
     assert not len(job.plan().plan.touched), "the new time is recorded"

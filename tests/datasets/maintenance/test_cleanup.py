@@ -78,14 +78,14 @@ def test_merged_parts_have_the_records_of_all_versions(job, merging):
     versions = [version.number for version in job.ledger.snapshots.versions()]
     assert versions == [1, 2, 3, 4, 5]
     assert all(name.startswith(MERGED) for name in job.ledger.state().named_parts)
-    own = job.ledger.read_state(job.ledger.snapshots.last()).named_parts
+    own = job.ledger.files.read_state(job.ledger.snapshots.last()).named_parts
     assert own == job.ledger.state().named_parts
     assert job.run() == 0
 
 
 def results_of_version(job, number):
     """Return the file, the run and the time of each input in a version, and its texts."""
-    state = job.ledger.read_state(job.ledger.snapshots.find(number))
+    state = job.ledger.files.read_state(job.ledger.snapshots.find(number))
     records = state.records(["input", "run", "mtime_ns", "outputs"]).sort_by("input").to_pylist()
     return records, [sample.data for sample in open_dataset(job.dataset, version=number)]
 
@@ -285,8 +285,8 @@ def test_a_reader_of_a_version_that_was_removed_meanwhile_gets_an_error(job):
     job.run()
     ledger = Ledger(LocalStore(job.dataset))
     version = ledger.snapshots.find(1)
-    assert len(ledger.read_state(version)) == 3
+    assert len(ledger.files.read_state(version)) == 3
     for times in range(2, 5):
         job.run(times=times, keep_versions=0)
     with pytest.raises(StoreError, match="A run has removed version 1 meanwhile"):
-        ledger.read_state(version)
+        ledger.files.read_state(version)

@@ -101,7 +101,7 @@ class Dataset:
         described = {"created": 1.0, "step": "step", "made_of": "", "shown": shown, **more}
         described |= {"settings": settings(run, partitioning), "number": run}
         self.ledger.snapshots.record(
-            Snapshot(state=self.ledger.write_state(run, state).file, **described)
+            Snapshot(state=self.ledger.files.write_state(run, state).file, **described)
         )
 
     def end(self, run, partitioning=None, **summary):
@@ -120,7 +120,7 @@ class Dataset:
 
     def seen(self, number):
         """Return what the state of a version has of each input."""
-        state = self.ledger.read_state(self.ledger.snapshots.find(number))
+        state = self.ledger.files.read_state(self.ledger.snapshots.find(number))
         return by_input(state.records(RECORDED))
 
     def paths(self):

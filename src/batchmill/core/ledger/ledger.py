@@ -4,9 +4,7 @@ import json
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, groupby
-from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -18,26 +16,12 @@ from batchmill.core.ledger.outcomes_of_run import outcomes_in
 from batchmill.core.ledger.parts import VERSION, Origin, as_part, read_part, write_hashed
 from batchmill.core.ledger.proof_records import Proof
 from batchmill.core.ledger.run_control import RunControl
-from batchmill.core.ledger.snapshots import Snapshot, Snapshots
-from batchmill.core.ledger.state import STATE_SCHEMA, State
+from batchmill.core.ledger.snapshot_files import SnapshotFiles
+from batchmill.core.ledger.snapshots import Snapshots
+from batchmill.core.ledger.state import State
 from batchmill.core.outcome import Outcome
 from batchmill.core.storage import Store, if_exists, in_threads, read_once
-from batchmill.core.storage.fingerprints import hash_bytes
-from batchmill.core.storage.large_tables import SLICE_ROWS, collected
-from batchmill.core.storage.store import write_and_hash
 from batchmill.errors import LedgerError, StoreError
-
-# The keys of the names of parts, and of the libraries, in the metadata of a state's file.
-_PARTS_KEY, _LIBRARIES_KEY = b"batchmill.parts", b"batchmill.libraries"
-_NO_TABLE = (
-    "To write the table of the last version again, run the job of the dataset. Restore that of an "
-    "earlier version from a backup."
-)
-_KEEP = "Name another version, or keep more of them (--keep-versions)."
-_NO_STATE = (
-    "Move it and the snapshot away, and run the same command again. The earlier snapshot and later "
-    "outcomes then count."
-)
 
 
 class Ledger:
@@ -53,6 +37,7 @@ class Ledger:
         unchanging: The store, for files that never change. A file of a bucket is fetched once.
         control: The messages between runs and their shards.
         snapshots: The recorded states, and the versions.
+        files: The files of the snapshots: states and tables.
         proofs: The last proof of each version.
     """
 
@@ -61,9 +46,8 @@ class Ledger:
         self.unchanging = read_once(store)
         self.control = RunControl(store)
         self.snapshots = Snapshots(store, self.unchanging)
+        self.files = SnapshotFiles(self.snapshots)
         self.proofs = SealedRecords(store, store, layout.PROOFS, Proof, "version")
-        # The states that were read or written last, by file. A run reads its state once.
-        self._states: dict[str, State] = {}
 
     def create(self) -> bool:
         """Make the folder a dataset. If it is one already, check its version.
@@ -262,9 +246,9 @@ class Ledger:
             snapshots, listed = self._names_in(layout.SNAPSHOTS, layout.PARTS)
             parts = [name for name in listed if name.endswith(".parquet")]
             try:
-                fetched = self._fetch_last(snapshots)
+                files, fetched = self.files, self.files.fetch_last(snapshots)
                 last = next(self.snapshots.latest_first(snapshots), None)
-                state = self.read_state(last, parts, fetched) if last else State(self.store)
+                state = files.read_state(last, parts, fetched) if last else State(self.store)
                 first = 1 + last.number if last else 0
                 later = (name for name in parts if self.run_of(name) >= first)
                 for _, names in groupby(sorted(later, key=self.run_of), self.run_of):
@@ -275,18 +259,6 @@ class Ledger:
                 if snapshots == self.store.names(layout.SNAPSHOTS):
                     raise
 
-    def _fetch_last(self, names: Sequence[str]) -> dict[str, bytes]:
-        """Fetch the last snapshot and its state from a bucket at the same time."""
-        if self.unchanging is self.store:
-            return {}
-        places = [
-            f"{layout.SNAPSHOTS}/{name}"
-            for name in names
-            if name[:6] == names[-1][:6] and name.endswith((".json", "-state.parquet"))
-        ]
-        contents = in_threads(self.unchanging.read, places, self.store.threads)
-        return dict(zip(places, contents, strict=True))
-
     def records(self, columns: Iterable[str]) -> pa.Table:
         """Return what is recorded of each input now, as `State.records` does."""
         return self.state().records(columns)
@@ -294,94 +266,6 @@ class Ledger:
     def outcomes(self, run: int) -> State:
         """Return the outcomes that a run has committed. Raises LedgerError if a part is damaged."""
         return outcomes_in(self.unchanging, self.part_names(run))
-
-    def write_state(self, run: int, state: State) -> State:
-        """Write the state that a run leaves. Return it with its file."""
-        state, name = state.used(), self.snapshots.file_name(run, "state")
-        lists = {_PARTS_KEY: state.parts, _LIBRARIES_KEY: state.libraries}
-        metadata = {key: json.dumps(values) for key, values in lists.items()}
-        table = state.table.replace_schema_metadata(metadata)
-        written = write_and_hash(
-            self.store, name, lambda file: pq.write_table(table, file, compression="zstd")
-        )
-        file = {"name": name, "content": written.content}
-        return self._known(replace(state, store=self.unchanging, file=file))
-
-    def read_state(
-        self,
-        snapshot: Snapshot,
-        parts: Iterable[str] | None = None,
-        fetched: Mapping[str, bytes] = MappingProxyType({}),
-    ) -> State:
-        """Return the state of a snapshot. The inputs of a part that was moved away are unknown.
-
-        Args:
-            snapshot: The snapshot.
-            parts: The names of all parts, if they have been listed already.
-            fetched: The content of files that have been fetched already.
-
-        Raises:
-            LedgerError: Its file is damaged.
-            StoreError: Its file cannot be read, or a run removes the snapshot meanwhile.
-        """
-        state = self._states.get(snapshot.state["content"]) or self._read_state(snapshot, fetched)
-        gone = state.named_parts - {*(self.part_names() if parts is None else parts)}
-        if gone and snapshot.number not in self.snapshots.numbers():
-            why = f"A run has removed version {snapshot.number} meanwhile. {_KEEP}"
-            raise StoreError(self.store.url, why)
-        return state.without_parts(gone)
-
-    def read_table(self, version: Snapshot) -> pa.Buffer:
-        """Return the table of a version, as a Parquet file. Raises the errors of `read_file`."""
-        name = self.snapshots.file_name(version.number, "table")
-        file = {"name": name, "content": version.table}
-        return self.read_file(file, _NO_TABLE, number=version.number)
-
-    def read_file(
-        self, file: Mapping[str, str], remedy: str, fetched: bytes | None = None, number: int = 0
-    ) -> pa.Buffer:
-        """Return the content of a file that a snapshot names. A large one is mapped.
-
-        Args:
-            file: Its `name`, and its `content`: a hash.
-            remedy: The advice in the message about a damaged file.
-            fetched: Its content, if it has been fetched already.
-            number: The number of the snapshot, which a run may remove meanwhile. 0 if it cannot.
-
-        Raises:
-            LedgerError: The file is damaged.
-            StoreError: It cannot be read.
-        """
-        try:
-            data = self.store.map(file["name"]) if fetched is None else pa.py_buffer(fetched)
-        except StoreError as error:
-            # A snapshot is removed before its files.
-            if number and number not in self.snapshots.numbers():
-                remedy = f"A run has removed version {number} meanwhile. {_KEEP}"
-            raise StoreError(error.path, f"{error.reason} {remedy}") from error.__cause__
-        if hash_bytes(data) != file["content"]:
-            raise LedgerError(
-                f"{self.store.url_of(file['name'])}: is damaged. Its content does not match the "
-                f"hash in the snapshot. {remedy}"
-            )
-        return data
-
-    def _known(self, state: State) -> State:
-        """Keep a state, and that before it."""
-        last = [*self._states.values()][-1:]
-        self._states = {kept.file["content"]: kept for kept in (*last, state) if kept.file}
-        return state
-
-    def _read_state(self, snapshot: Snapshot, fetched: Mapping[str, bytes]) -> State:
-        data = fetched.get(snapshot.state["name"])
-        content = self.read_file(snapshot.state, _NO_STATE, data, snapshot.number)
-        file = pq.ParquetFile(pa.BufferReader(content))
-        batches = file.iter_batches(SLICE_ROWS)
-        tables = (pa.Table.from_batches([batch]).cast(STATE_SCHEMA) for batch in batches)
-        keys = (_PARTS_KEY, _LIBRARIES_KEY)
-        parts, libraries = (json.loads(file.schema_arrow.metadata[key]) for key in keys)
-        table = collected(tables, STATE_SCHEMA)
-        return self._known(State(self.unchanging, table, parts, snapshot.state, libraries))
 
     def _names_in(self, *folders: str) -> list[list[str]]:
         """Return the names in several folders. In a bucket, they are listed at the same time."""

@@ -61,7 +61,7 @@ def read_dataset(place: str, pattern: str, wanted: str = "") -> Source:
     ledger = Ledger(open_store(place))
 
     def read(version: Snapshot) -> tuple[int, pa.Buffer]:
-        return version.number, ledger.read_table(version)
+        return version.number, ledger.files.read_table(version)
 
     snapshots = ledger.snapshots
     last = read(snapshots.find(wanted)) if wanted else snapshots.read_last(read)

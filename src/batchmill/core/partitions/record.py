@@ -70,7 +70,7 @@ def write_assignment(ledger: Ledger, run: int, assignment: Assignment) -> Mappin
 def assignment_of(ledger: Ledger, snapshot: Snapshot | None) -> Assignment | None:
     """Return the assignment of a snapshot; None without one. Raises LedgerError."""
     file = snapshot.assignment if snapshot else {}
-    data = if_exists(ledger.read_file, file, _REMEDY) if file else None
+    data = if_exists(ledger.files.read_file, file, _REMEDY) if file else None
     if data is None:
         return None
     rows = pq.ParquetFile(pa.BufferReader(data)).read().cast(SCHEMA)

@@ -256,7 +256,7 @@ def input_places(spec: RunSpec, names: pa.Array) -> pa.Array:
         return names
     versions = {snapshot.number: snapshot for snapshot in source.snapshots.versions()}
     version = versions.get(spec.source_version)
-    state = source.read_state(version) if version else source.state()
+    state = source.files.read_state(version) if version else source.state()
     return pc.coalesce(addresses_of(names, state.records(["outputs"])), names)
 
 

@@ -96,7 +96,7 @@ def choose_rows(
     keys = [sample_key(*names) for names in zip(inputs, ids, strict=True)]
     if len(set(keys)) != len(keys):
         raise OptionError(f"{dataset}: two samples have the same key. Export a part: --where.")
-    state = open_ledger(dataset).read_state(published.version)
+    state = open_ledger(dataset).files.read_state(published.version)
     contents, sizes = _recorded(state, files.places, root, are_inputs=files.are_inputs)
     columns = {
         name: further_places(files.rows, name, added.packs[name], dataset) for name in added.further

@@ -64,9 +64,9 @@ def sweep(ledger: Ledger, state: State, run: int, kept: int | None) -> None:
     before = max((snapshot.number for snapshot in snapshots if snapshot.number < run), default=0)
     remaining = [snapshot for snapshot in snapshots if snapshot.number in stay]
     # The tables of an earlier version do not name the results of withdrawn inputs.
-    kept_states = [*map(ledger.read_state, remaining[:-1])]
+    kept_states = [*map(ledger.files.read_state, remaining[:-1])]
     states = [*(kept_state.listed() for kept_state in kept_states), state]
-    old = [*map(ledger.read_state, dropped)]
+    old = [*map(ledger.files.read_state, dropped)]
     gone = _lost_results(ledger, states, [*old, *kept_states], before)
     # A reader may have opened a dropped snapshot. The next run removes its parts.
     named = {name for any_state in (*states, *old) for name in any_state.named_parts}
@@ -175,7 +175,9 @@ def forget_runs(ledger: Ledger, run: int, kept: int = KEPT_RUNS) -> None:
 
 def named_files(ledger: Ledger) -> set[str]:
     """Return the names of all outputs of the dataset and of its snapshots."""
-    earlier = (ledger.read_state(snapshot).listed() for snapshot in ledger.snapshots.read_all())
+    earlier = (
+        ledger.files.read_state(snapshot).listed() for snapshot in ledger.snapshots.read_all()
+    )
     return _all_files(state.records(["outputs"]) for state in (ledger.state(), *earlier))
 
 

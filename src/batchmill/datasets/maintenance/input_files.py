@@ -41,7 +41,7 @@ def input_files(ledger: Ledger, name: str, version: int | str | None = None) -> 
         OptionError: The dataset has no such input, output or version.
     """
     snapshot = None if version is None else ledger.snapshots.find(version)
-    state = ledger.read_state(snapshot).listed() if snapshot else ledger.state()
+    state = ledger.files.read_state(snapshot).listed() if snapshot else ledger.state()
     own = state.of(pa.array([name], pa.string()))
     outputs = listed_outputs((own if len(own) else state).records(["outputs"]))
     if not len(own):

@@ -59,7 +59,7 @@ def find_duplicates(ledger: Ledger) -> Iterator[str]:
     assignment = assignment_of(ledger, version)
     if version is None or assignment is None:
         return
-    records = ledger.read_state(version).listed().records(["input", "content", "size"])
+    records = ledger.files.read_state(version).listed().records(["input", "content", "size"])
     contents = records.filter(
         # Inputs without a recorded content would all seem equal, and empty inputs are equal.
         pc.and_(pc.not_equal(records["content"], ""), pc.greater(records["size"], 0))

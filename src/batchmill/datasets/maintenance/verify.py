@@ -159,7 +159,7 @@ def verify_version(
     elif content != version.table:
         yield Difference("changed", table, message="differs from the published table")
     # An input that the manifest did not list has a record, but no row in the version.
-    state = ledger.read_state(version).listed()
+    state = ledger.files.read_state(version).listed()
     yield from _compare_outputs(ledger.store, state, hash_files=hash_files)
 
 

@@ -84,7 +84,7 @@ def list_versions(ledger: Ledger) -> list[ListedVersion]:
     """Return the versions of a dataset in order. Raises LedgerError and StoreError."""
     versions = ledger.snapshots.versions()
     names = ledger.snapshots.names()
-    states = (ledger.read_state(version).listed() for version in versions)
+    states = (ledger.files.read_state(version).listed() for version in versions)
     own_sizes = _own_bytes([_files(state.records(["outputs"])) for state in states])
     proofs = {proof.version: proof.short for proof in ledger.proofs.read_all()}
     steps = [ledger.read_step(version.step) or {} for version in versions]
@@ -178,7 +178,9 @@ def compare_versions(ledger: Ledger, before: int | str, after: int | str) -> Ver
         added=sorted(select(new.select(["input"]), is_added)["input"].to_pylist()),
         removed=sorted(select(old.select(["input"]), rows.is_null())["input"].to_pylist()),
         changed={reason: sorted(names) for reason, names in changed.items()},
-        libraries=_other_libraries(*(ledger.read_state(version) for version in (first, second))),
+        libraries=_other_libraries(
+            *(ledger.files.read_state(version) for version in (first, second))
+        ),
     )
 
 
@@ -190,8 +192,8 @@ def _other_libraries(before: State, after: State) -> dict[str, list[list[str]]]:
 
 def _results(ledger: Ledger, version: Snapshot) -> pa.Table:
     """Return the results in the table of a version, a row for each input."""
-    table = pq.ParquetFile(pa.BufferReader(ledger.read_table(version)))
-    state = ledger.read_state(version)
+    table = pq.ParquetFile(pa.BufferReader(ledger.files.read_table(version)))
+    state = ledger.files.read_state(version)
     texts = pa.array([*state.libraries], pa.string())
     numbers = made_with(state.table).combine_chunks()
     sets = pa.DictionaryArray.from_arrays(numbers, texts)  # The numbers of two states differ.

@@ -59,7 +59,7 @@ def publish_changes(prepared: Prepared, run: int) -> str:
     settings = PlanFile(ledger, run).settings()
     spec, last = spec_of(settings), ledger.snapshots.last()
     version = ledger.snapshots.last_version()
-    state = prepared.state if prepared.state.file else ledger.write_state(run, prepared.state)
+    state = prepared.state if prepared.state.file else ledger.files.write_state(run, prepared.state)
     file = state.file or {}
     now = Snapshot(
         number=run,

@@ -108,7 +108,7 @@ def check_kept(dataset: str, content: str) -> None:
 def _read(ledger: Ledger, version: Snapshot, columns: Collection[str] | None) -> Published:
     """Read the table of a version, and check its hash."""
     # The pandas metadata in the schema would turn a manifest column into an index.
-    parquet = pq.ParquetFile(pa.BufferReader(ledger.read_table(version)))
+    parquet = pq.ParquetFile(pa.BufferReader(ledger.files.read_table(version)))
     names = parquet.schema_arrow.names
     added = TableMetadata.of(parquet.schema_arrow)
     needed = {*(columns or ()), *added.added}
