@@ -9,7 +9,17 @@ import pickle
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, NotRequired, TypedDict
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    NamedTuple,
+    NewType,
+    NotRequired,
+    TypedDict,
+)
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +33,10 @@ from batchmill.core.user_step.declared_rows import DeclaredRows, RowTypeError, d
 
 class Colour(enum.Enum):
     RED = "red"
+
+
+class Rgb(enum.Enum):
+    RED = (255, 0, 0)
 
 
 class Row(TypedDict):
@@ -60,6 +74,9 @@ class Open(pydantic.BaseModel, extra="allow"):
     _cache: int = pydantic.PrivateAttr(default=3)
 
 
+Embedding = NewType("Embedding", npt.NDArray[np.float32])
+
+
 class Text(str):
     __slots__ = ()
 
@@ -87,6 +104,11 @@ class Nested:
     text: Text
     hash: np.uint64
     decimal: list[Decimal]
+    embedding: Embedding
+    number: np.floating[Any]
+    shade: Literal[Colour.RED]
+    rgb: Rgb
+    valid: Annotated[Point, pydantic.AfterValidator(lambda point: point.vector)]
 
 
 def one(source) -> Row:
@@ -161,7 +183,8 @@ POINT = '{"x":1,"vector":[1],"next":null,"unit":"m"}'
 NESTED = (
     f'[{{"point":{POINT.replace("null", POINT)},"points":[{POINT}],"levels":{{"a":[1]}},'
     '"array":[1.5],"level":-1.5,"length":5.0,"at":"2026-01-01T00:00:00","text":"a",'
-    '"hash":18446744073709551615,"decimal":[0.5]}]'
+    '"hash":18446744073709551615,"decimal":[0.5],"embedding":[1.5],"number":2.5,"shade":"red",'
+    f'"rgb":[255,0,0],"valid":{POINT}}}]'
 )
 
 
@@ -176,6 +199,7 @@ def test_the_types_of_columns():
         "level": "float64",
         "text": "string",
         "hash": "uint64",
+        "embedding": "list:float32",
     }
     assert DeclaredRows(Row).columns == {"label": "string", "peak": "float64", "count": "int64"}
     assert DeclaredRows(Data).columns == {

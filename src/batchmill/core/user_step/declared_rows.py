@@ -155,12 +155,15 @@ def _hints(row: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(row):
         # The annotations of class variables, of `InitVar` and of `KW_ONLY` are no fields.
         names = [field.name for field in dataclasses.fields(row)]
+    return {name: hints.get(name, Any) for name in names}
+
+
+def _meant(hint: Any) -> Any:
+    """Return the annotation that a NewType, a type alias, or a qualifier such as Final means."""
     qualifiers = (typing.Required, typing.NotRequired, typing.Final)
-    found = {name: hints.get(name, Any) for name in names}
-    return {
-        name: get_args(hint)[0] if get_origin(hint) in qualifiers else hint
-        for name, hint in found.items()
-    }
+    named = getattr(hint, "__supertype__", getattr(hint, "__value__", hint))
+    meant = get_args(hint)[0] if get_origin(hint) in qualifiers else named
+    return hint if meant is hint else _meant(meant)
 
 
 def _dtype(hint: Any) -> str | None:
@@ -183,9 +186,13 @@ def _model(row: Any, outer: tuple[Any, ...]) -> Any:
     fields: dict[str, Any] = {}
     for number, (name, hint) in enumerate(_hints(row).items()):
         default = ... if required is None or name in required else None
+        try:
+            plain = _plain(hint, (*outer, row))
+            pydantic.TypeAdapter(plain)
+        except (pydantic.PydanticUserError, TypeError):
+            plain = Any  # For example, a class of the user with type arguments.
         # Any name can be a key, but not the name of a field.
-        field = pydantic.Field(default, alias=name)
-        fields[f"field_{number}"] = (_plain(hint, (*outer, row)), field)
+        fields[f"field_{number}"] = (plain, pydantic.Field(default, alias=name))
     config = pydantic.ConfigDict(extra="allow" if allows else "forbid")
     return pydantic.create_model("Row", __config__=config, **fields)
 
@@ -197,21 +204,27 @@ def _plain(hint: Any, outer: tuple[Any, ...] = ()) -> Any:
     """
     import numpy as np
 
+    hint = _meant(hint)
     origin, members = get_origin(hint), get_args(hint)
     if origin is np.ndarray:
         return _array(_dtype(hint))
+    if origin is typing.Literal or isinstance(hint, enum.EnumMeta):
+        values = tuple(getattr(choice, "value", choice) for choice in members or hint)
+        if not all(isinstance(value, str | int | float | None) for value in values):
+            return Any  # JSON changes them, such as tuples.
+        return typing.Literal[values] if members else hint
     if origin is Annotated:
         plain = _plain(members[0], outer)
         # The fields of a model have other names, so a discriminator is not found.
         rules = [rule for rule in members[1:] if getattr(rule, "discriminator", None) is None]
-        is_other = plain in (Any, _DURATION) or get_origin(members[0]) is np.ndarray
+        meant = _meant(members[0])
+        is_other = plain in (Any, _DURATION) or get_origin(meant) is np.ndarray or _is_row(meant)
         return plain if is_other or not rules else Annotated[plain, *rules]
     if origin in (typing.Union, types.UnionType):
         return typing.Union[tuple(_plain(member, outer) for member in members)]  # noqa: UP007
-    if origin is not None and origin is not typing.Literal:
+    if origin is not None:
         inner = tuple(_plain(member, outer) for member in members)
         return origin[inner] if inner else origin
-    hint = getattr(hint, "__supertype__", hint)  # A NewType.
     if not isinstance(hint, type):
         return hint
     if _is_row(hint):
@@ -220,7 +233,6 @@ def _plain(hint: Any, outer: tuple[Any, ...] = ()) -> Any:
         return str
     same = (datetime.datetime, datetime.date, datetime.time, *_LISTS, dict, type(None))
     known: list[tuple[Any, Any]] = [
-        (enum.Enum, hint),
         (PurePath, Path),
         ((bool, np.bool_), bool),
         ((datetime.timedelta, np.timedelta64), _DURATION),
@@ -260,6 +272,7 @@ def _array(dtype: str | None) -> Any:
 
 def _column(hint: Any) -> str:
     """Return the Arrow type of a declared column. Empty: it is guessed from the values."""
+    hint = _meant(hint)
     if get_origin(hint) in (typing.Union, types.UnionType):
         members = [member for member in get_args(hint) if member is not type(None)]
         return _column(members[0]) if len(members) == 1 else ""
