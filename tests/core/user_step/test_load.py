@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 from harness.live import STEP_MODULES
@@ -199,11 +200,20 @@ def test_a_number_stays_text_for_a_parameter_that_only_takes_text(
     tmp_path, monkeypatch, text, expected
 ):
     monkeypatch.chdir(tmp_path)
-    code = "def step(source, *, name: str, either: int | str, number: float = 0, any=0): ..."
+    code = f"""
+from pathlib import Path
+from typing import Literal
+def step(
+    source, *, name: str, either: int | str, mode: Literal["", "{text}"] = "",
+    path: Path | None = None, number: float = 0, any=0,
+): ...
+"""
     (tmp_path / "texts.py").write_text(code)
-    params = parse_params([f"name={text}", f"either={text}"], None, "texts:step")
+    given = [f"{name}={text}" for name in ("name", "either", "mode", "path")]
+    params = parse_params(given, None, "texts:step")
     assert params["name"] == expected
-    assert load_step("texts:step", params, search=".").params["name"] == text
+    used = load_step("texts:step", params, search=".").params
+    assert (used["name"], used["mode"], used["path"]) == (text, text, Path(text))
     numbers = {"number": json.loads(text), "any": json.loads(text)}
     assert parse_params([f"number={text}", f"any={text}"], None, "texts:step") == numbers
 

@@ -131,7 +131,11 @@ def check_params(
         try:
             checked[name] = _convert(hints[name], value, params) if has_type else value
         except pydantic.ValidationError as error:
-            faults.append(_type_fault(name, value, hints[name], error))
+            # The text 1 of `mode: Literal["1", "2"]` or of a path is a number in JSON.
+            if type(value) in (int, float) and _fits(hints[name], str(value), params):
+                checked[name] = _convert(hints[name], str(value), params)
+            else:
+                faults.append(_type_fault(name, value, hints[name], error))
     if faults:
         lines = [f"step {ref}: {faults[0]}"] if len(faults) == 1 else [f"step {ref}:", *faults]
         raise StepError("\n  ".join(lines))
