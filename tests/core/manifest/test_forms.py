@@ -132,6 +132,11 @@ def test_a_glob_follows_no_links_to_folders_and_shows_no_hidden_files(folder):
     assert names(load_manifest(f"{folder}/**/*.wav")) == ["a.wav", "sub/b.wav"]
     assert names(load_manifest(f"{folder}/sub/.h*.wav")) == [".hidden.wav"]
     assert names(load_manifest(f"{folder}/latest/*.wav")) == ["b.wav"]
+    (folder / "sub" / ".cache").mkdir()
+    for name in ("c.wav", ".d.wav"):
+        (folder / "sub" / ".cache" / name).symlink_to("nothing")
+    assert names(load_manifest(f"{folder}/s*/.cache/*.wav")) == ["sub/.cache/c.wav"]
+    assert names(load_manifest(f"{folder}/s*/.cache/c.wav")) == ["sub/.cache/c.wav"]
 
 
 def test_a_file_whose_name_looks_like_a_glob_is_a_file(folder):
@@ -283,8 +288,10 @@ def test_a_glob_skips_datasets_and_accepts_folders_with_brackets(tmp_path, monke
     for name in ("a.txt", "out/files/b.txt"):
         (folder / name).write_text("x")
     monkeypatch.chdir(folder)
-    job = make_job(manifest="**/*.txt", step="batchmill.steps.words:split", output="new")
-    assert names(prepare(job).manifest) == ["a.txt"]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for manifest in ("**/*.txt", "~/data*/*.txt"):
+        job = make_job(manifest=manifest, step="batchmill.steps.words:split", output="new")
+        assert [name[-5:] for name in names(prepare(job).manifest)] == ["a.txt"]
 
 
 def test_special_files_are_rejected(tmp_path):

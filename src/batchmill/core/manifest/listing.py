@@ -166,14 +166,16 @@ def read_glob(path: str, pattern: str, *, folders: bool = False) -> Source:
 def _matching(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
     """Yield the paths below a folder that match a pattern. `**` does not follow links to folders.
 
-    As in a shell, a name that begins with a dot matches only if the pattern has such a name.
+    As in a shell, a name that begins with a dot matches only a part that begins with a dot.
     """
     # Otherwise `**` would be only folders at the end, and an error inside a name.
     *above, last = [part if part == "**" else re.sub(r"\*+", "*", part) for part in parts]
-    shows_hidden = any(part.startswith(".") for part in parts)
+    last = re.sub(r"^(\w)", r"[\1]", last)  # A plain name would not match a link to nothing.
+    # Each part with a dot matches one name, so any further one has matched a wildcard.
+    hidden = sum(part.startswith(".") for part in parts)
     for path in folder.glob("/".join([*above, *(["**", "*"] if last == "**" else [last])])):
         names = path.relative_to(folder).parts
-        if shows_hidden or not any(name.startswith(".") for name in names):
+        if sum(name.startswith(".") for name in names) == hidden:
             yield path
 
 

@@ -116,12 +116,11 @@ def make_job(
 
 def _absolute_manifest(manifest: str) -> str:
     place = absolute(manifest) if manifest else ""
-    if is_url(manifest):
+    is_kept = is_url(manifest) or manifest.startswith("~") or os.path.isabs(manifest)
+    if is_kept or not is_glob(manifest) or os.path.exists(manifest):
         return place
-    if is_glob(manifest) and not os.path.exists(manifest) and not os.path.isabs(manifest):
-        # The folder's own name may have brackets in it.
-        return os.path.join(glob.escape(os.getcwd()), manifest)
-    return place
+    # The folder's own name may have brackets in it.
+    return os.path.join(glob.escape(os.getcwd()), manifest)
 
 
 def plain_params(params: Mapping[str, Any]) -> dict[str, Any]:
