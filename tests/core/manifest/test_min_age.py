@@ -139,12 +139,13 @@ def test_a_file_that_comes_back_is_in_the_table_before_it_is_old_enough(source, 
 
 def test_a_folder_that_is_being_filled_is_too_young(tmp_path):
     """It may still be empty, and a file that is copied may keep its old time."""
-    for name in ("old", "new", "empty"):
+    for name in ("old", "new", "empty", "deep/a/b"):
         (tmp_path / "in" / name).mkdir(parents=True)
-    for name in ("old", "new"):
+    for name in ("old", "new", "deep/a/b"):
         write(tmp_path / "in", f"{name}/a.txt", age=LONG_AGO)
     then = time.time() - LONG_AGO
-    os.utime(tmp_path / "in" / "old", (then, then))
+    for name in ("old", "deep", "deep/a/b"):
+        os.utime(tmp_path / "in" / name, (then, then))
     manifest = load_manifest(tmp_path / "in", folders=True, min_age=60)
     assert manifest.inputs["input"].to_pylist() == ["old"]
-    assert sorted(manifest.too_young.to_pylist()) == ["empty", "new"]
+    assert sorted(manifest.too_young.to_pylist()) == ["deep", "empty", "new"]

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePath
 
 from batchmill.core.storage import is_url, remote
 from batchmill.core.storage.fingerprints import (
@@ -58,6 +59,7 @@ def folder_state(place: str, files: Mapping[str, SeenFile]) -> Fingerprint:
     times = [file.mtime_ns for file in files.values()]
     if not is_url(place):
         folders = {"", *map(os.path.dirname, files)}
+        folders |= {str(above) for folder in folders for above in PurePath(folder).parents}
         times += [file_state(f"{place}/{folder}").mtime_ns for folder in folders]
     return Fingerprint(
         size=sum(max(file.size, 0) for file in files.values()),
