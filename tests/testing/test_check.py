@@ -87,7 +87,7 @@ def test_a_companion_may_have_the_name_of_its_input_and_of_its_folder(tmp_path):
     assert row["texts"] == "input companion"
 
 
-@pytest.mark.parametrize("empty", [{}, {"mask": None}])
+@pytest.mark.parametrize("empty", [{}, {"mask": None}, {"mask": ""}])
 def test_each_process_accepts_an_empty_cell_for_a_companion(samples, empty):
     files = [{"mask": samples[1]}, empty]
     rows = check_step(kit_steps.reads_mask, samples, files=files)
@@ -158,6 +158,11 @@ def test_all_faults_are_reported_together(samples):
         ("kit_steps:copy", {"params": {"lower": 1}}, "unknown parameter 'lower'"),
         ("kit_steps:copy", {"rows": [{}]}, "1 rows for 2 samples"),
         ("kit_steps:copy", {"rows": [{}, {"input": "x"}]}, "the column `input` has the samples"),
+        (
+            "kit_steps:copy",
+            {"files": [{}, {"input": __file__}]},
+            "the column `input` has the samples",
+        ),
         ("kit_steps:reads_mask", {"files": [{}, {"mask": "no"}]}, "files: no is not a file"),
         ("kit_steps:Letters", {}, "has no column 'label'"),
     ],

@@ -70,7 +70,10 @@ def check_step(
                 params=params or {},
                 samples=paths,
                 rows=rows or [{}] * len(paths),
-                companions=[columns | dict(given) for given in files or [{}] * len(paths)],
+                companions=[
+                    columns | {column: file or None for column, file in given.items()}
+                    for given in files or [{}] * len(paths)
+                ],
             )
             trial.set_up()
             before = trial.seen()
@@ -97,9 +100,9 @@ def _check_arguments(paths: Sequence[Path], **lists: Sequence[Mapping[str, Any]]
     for file in (file for companions in lists["files"] or () for file in companions.values()):
         if file and not Path(file).is_file():
             raise OptionError(f"files: {file} is not a file. Check the path.")
-    if any("input" in row for row in lists["rows"] or ()):
-        raise OptionError("rows: the column `input` has the samples. Rename the key.")
     for what, items in lists.items():
+        if any("input" in item for item in items or ()):
+            raise OptionError(f"{what}: the column `input` has the samples. Rename the key.")
         if items is not None and len(items) != len(paths):
             raise OptionError(
                 f"{len(items)} {what} for {len(paths)} samples. "
