@@ -576,6 +576,8 @@ def test_an_unreachable_web_server_fails_only_its_own_inputs(web, tmp_path, unst
         nobody.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}/x.txt"
         summary = run_job_of([f"{web}/in/0.txt", url], tmp_path)
+        (tmp_path / "alone").mkdir()
+        assert run_job_of([url], tmp_path / "alone").outcomes == {"failed": 1}
     assert summary.outcomes["ok"] == 1
     assert summary.pending == 0
 

@@ -119,14 +119,7 @@ def decide(manifest: Manifest, done: pa.Table, contents: Column, criteria: Crite
 
 def _is_unreadable(manifest: Manifest, done: pa.Table) -> pa.ChunkedArray:
     """Return which inputs have a result, but no file that can be looked up."""
-    inputs = manifest.inputs.select(["input", "size"])
-    absent = absent_inputs(inputs.filter(has_result(done)))
-    return pc.is_in(inputs["input"], value_set=pa.array(absent, pa.string()))
-
-
-def absent_inputs(inputs: pa.Table) -> list[str]:
-    """Return the names of the inputs whose file does not exist or cannot be looked up."""
-    return list(inputs["input"].filter(pc.equal(inputs["size"], MISSING_SIZE)).to_pylist())
+    return pc.and_(has_result(done), pc.equal(manifest.inputs["size"], MISSING_SIZE))
 
 
 def _among(names: Sequence[str], chosen: Set[str]) -> pa.Array:

@@ -5,13 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from batchmill.core.digests import digest
 from batchmill.core.manifest import Manifest
+from batchmill.core.manifest.file_stats import MISSING_SIZE
 from batchmill.core.options.conditions import names_schema
-from batchmill.core.planning.decisions import absent_inputs
 from batchmill.core.planning.job import Job
 from batchmill.core.planning.plan import Plan
+from batchmill.core.storage.remote import UNKNOWN_TIME
 from batchmill.core.urls import join, same_place, shown_url
 from batchmill.core.user_step.fingerprint import identity_of
 from batchmill.core.user_step.import_reference import resolve_reference
@@ -53,7 +55,14 @@ def check_kind(job: Job, step: Step) -> None:
 
 def check_missing(job: Job, manifest: Manifest, plan: Plan) -> None:
     """Raise ManifestError if most inputs do not exist, before they all become failed inputs."""
-    names = absent_inputs(plan.pending) + plan.unreadable.to_pylist()
+    # A file whose time is unknown may exist: its web server does not respond.
+    time, size = manifest.inputs["mtime_ns"], manifest.inputs["size"]
+    is_absent = pc.and_(pc.equal(size, MISSING_SIZE), pc.not_equal(time, UNKNOWN_TIME))
+    absent = manifest.inputs["input"].filter(is_absent)
+    if 2 * len(absent) <= len(manifest):
+        return
+    masks = [pc.is_in(absent, value_set=due) for due in (plan.pending["input"], plan.unreadable)]
+    names = absent.filter(pc.or_(*masks)).to_pylist()
     if 2 * len(names) <= len(manifest):
         return
     (file,) = manifest.missing_files(pa.chunked_array([names[:1]]))
