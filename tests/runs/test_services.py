@@ -18,7 +18,7 @@ from harness.live import ROOT
 
 from batchmill.core.planning.prepare import prepare
 from batchmill.runs.execute import InThisProcess, execute
-from batchmill.runs.workers import control
+from batchmill.runs.workers import input_feed
 from batchmill.runs.workers.input_feed import Pace
 
 RETRIES = 2
@@ -146,7 +146,7 @@ def test_the_rate_limits_the_workers_and_retries_together(summarise, monkeypatch
         begun.append(now)
         return Pace(seconds, now)
 
-    monkeypatch.setattr(control, "Pace", make_pace)
+    monkeypatch.setattr(input_feed, "Pace", make_pace)
     texts = [*healthy(70), *(f"About busy 1, number {number}" for number in range(10))]
     with chat_server() as server:
         outcomes = summarise(server, texts, num_workers=2, rate="40/s", retries=1)

@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from steps_under_test import Clip, Colour, Page
 
-from batchmill.runs.inputs import rows
+from batchmill.runs.inputs import result_rows
 from batchmill.runs.inputs.result_rows import encode_rows, rows_of
 
 
@@ -129,7 +129,7 @@ def test_a_reserved_key_is_rejected():
 
 
 def test_the_size_of_the_metadata_of_one_input_is_limited(monkeypatch):
-    monkeypatch.setattr(rows, "MAX_ROWS_BYTES", 1000)
+    monkeypatch.setattr(result_rows, "MAX_ROWS_BYTES", 1000)
     assert encode_rows([{"a": "x" * 900}])
     with pytest.raises(ValueError, match="metadata takes"):
         encode_rows([{"a": "x" * 1000}])
@@ -151,11 +151,11 @@ def test_a_key_becomes_text_before_it_is_checked():
 
 
 def test_the_number_of_keys_and_levels_is_limited():
-    assert encode_rows(rows_of({str(number): 0 for number in range(rows.MAX_KEYS)}))
+    assert encode_rows(rows_of({str(number): 0 for number in range(result_rows.MAX_KEYS)}))
     with pytest.raises(ValueError, match="a row has 1,001 keys"):
-        rows_of({str(number): 0 for number in range(rows.MAX_KEYS + 1)})
+        rows_of({str(number): 0 for number in range(result_rows.MAX_KEYS + 1)})
     deep = []
-    for _ in range(rows.MAX_LEVELS - 1):
+    for _ in range(result_rows.MAX_LEVELS - 1):
         deep = [deep]
     assert encode_rows(rows_of({"a": deep}))
     endless = {}

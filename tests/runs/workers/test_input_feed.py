@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from batchmill.runs.workers import control
+from batchmill.runs.workers import input_feed
 from batchmill.runs.workers.input_feed import Feed, SharedTurns
 from batchmill.runs.workers.inputs_in_progress import InputTable
 from batchmill.runs.workers.stop_flags import SharedFlag
@@ -51,7 +51,7 @@ def test_more_turns_than_the_capacity_follow_each_other():
 
 def test_turns_do_not_add_up_while_all_workers_are_busy(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(input_feed, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     table = InputTable(8, 0)
     feed = Feed(table, pace_seconds=1.0)
     feed.begin(table.give(0.0, 2).indices)
