@@ -110,7 +110,6 @@ def _answer(task: Mapping[str, Any]) -> dict[str, Any]:
     from batchmill.core.user_step.load import load_step
     from batchmill.core.user_step.value.shipping import unpickle_step
     from batchmill.errors import BatchmillError
-    from batchmill.runs.inputs.batch_runner import BatchRunner
     from batchmill.runs.inputs.call_step import make_dataset
     from batchmill.runs.inputs.run_input import execute_input
     from batchmill.runs.inputs.staging import Companion, Input, open_staging
@@ -141,6 +140,9 @@ def _answer(task: Mapping[str, Any]) -> dict[str, Any]:
     with open_staging(LocalStore(task["dataset"]), "fresh") as bench:
         look_up: Callable[[int], Any] = partial(getitem, made)
         if step.is_batched:
+            # It imports torch, which takes a second.
+            from batchmill.runs.inputs.batch_runner import BatchRunner
+
             runner = BatchRunner(step=step, torch_dataset=made, inputs=inputs, staging=bench)
             look_up = runner.execute_one
         outcomes = [
