@@ -6,6 +6,7 @@ The page is self-contained, so it can be read offline.
 import os
 import time
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
@@ -67,6 +68,12 @@ def write_report(ledger: Ledger, run: int, dataset: str) -> Report:
 
 def load_template(name: str) -> "jinja2.Template":
     """Return a template of this package. It escapes all values."""
+    return _environment().get_template(name)
+
+
+@cache
+def _environment() -> "jinja2.Environment":
+    """Return the environment of all templates. It compiles a template once per process."""
     import jinja2  # It imports much, and a run that changes nothing writes no report.
 
     environment = jinja2.Environment(
@@ -79,7 +86,7 @@ def load_template(name: str) -> "jinja2.Template":
     environment.filters |= {"size": readable_size, "duration": duration, "moment": _moment}
     environment.filters |= {"counted": counted, "start": start_of, "end": _end, "visible": visible}
     environment.globals |= {"one_line": one_line, "version": VERSION}
-    return environment.get_template(name)
+    return environment
 
 
 def message_text(facts: Facts) -> str:
