@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from harness.copying_job import HELPER, STEP, CopyingJob
+from harness.jobs import job_of
 
 from batchmill import OptionError
 from batchmill.cli.main import main
@@ -20,8 +21,8 @@ SAME = HELPER.replace("len(", "0 + len(")
 
 
 @pytest.fixture
-def job(tmp_path, monkeypatch):
-    """A dataset of 20 inputs."""
+def cold_job(tmp_path, monkeypatch):
+    """A dataset of 20 inputs. Each sample is executed in a new process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -29,6 +30,12 @@ def job(tmp_path, monkeypatch):
     job = CopyingJob(tmp_path, 20)
     job.run()
     return job
+
+
+@pytest.fixture
+def job(cold_job, warm_process):
+    """A dataset of 20 inputs. The code of its step can be changed once before a sample."""
+    return cold_job
 
 
 def executed(job):
@@ -130,6 +137,7 @@ def test_only_inputs_with_no_other_reason_are_compared_and_kept(job):
     assert not {"00001.txt", "00002.txt"} & set(executed(job))
 
 
+@pytest.mark.usefixtures("warm_process")
 def test_outputs_in_packs_are_compared(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     job = CopyingJob(tmp_path, 5)
@@ -151,7 +159,9 @@ def test_a_cancelled_sample_is_requested_to_stop(job):
 
 
 @pytest.mark.usefixtures("used_server")
-def test_the_commands_show_the_comparison(job, capsys):
+def test_the_commands_show_the_comparison(cold_job, capsys):
+    job = cold_job
+
     def shown(*arguments):
         with pytest.raises(SystemExit) as ended:
             main([str(argument) for argument in arguments])
@@ -182,12 +192,13 @@ def test_the_commands_show_the_comparison(job, capsys):
         {"force": True, "accept_change": True},
     ],
 )
-def test_one_option_at_a_time(job, options):
+def test_one_option_at_a_time(options):
     with pytest.raises(OptionError, match="cannot be combined"):
-        job.job(**options)
+        job_of("m.csv", "step:step", "out", **options)
 
 
-def test_a_sample_reads_nothing_outside_of_an_allowlist(job, monkeypatch):
+def test_a_sample_reads_nothing_outside_of_an_allowlist(cold_job, monkeypatch):
+    job = cold_job
     job.edit(helper=SAME)
     for name in ("INPUTS", "DATASETS"):
         places = f"{Path(job.dataset)},{job.folder / 'in'},{job.folder / 'm.csv'}"
