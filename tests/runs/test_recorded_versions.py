@@ -39,10 +39,15 @@ def fail(source, mask: Path | None = None):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "recorded_steps.py").write_text(STEP)
+    (tmp_path / f"{module()}.py").write_text(STEP)
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text(name * 3)
     return tmp_path
+
+
+def module():
+    """Return the name of the module of steps in the working folder. Each test has its own."""
+    return f"recorded_{abs(hash(os.getcwd()))}"
 
 
 def expecting(condition):
@@ -58,7 +63,7 @@ def start(manifest, step, output="D", *, keep_versions=9, policy=None, **options
     given = {"keep_versions": keep_versions, "num_workers": 1, "cores": 1, "policy": policy}
     force, prune = options.pop("force", False), options.pop("prune_failed", False)
     return run_job(
-        manifest, f"recorded_steps:{step}", output, **given, force=force, prune_failed=prune,
+        manifest, f"{module()}:{step}", output, **given, force=force, prune_failed=prune,
         options=options,
     )  # fmt: skip
 
@@ -78,6 +83,7 @@ def test_the_samples_of_a_version_are_below_its_own_root(folder):
         assert (sample.text, sample.data) == (text, text)
 
 
+@pytest.mark.usefixtures("warm_process", "known_packages")
 def test_a_version_is_proved_with_the_inputs_that_it_had(folder):
     run("ab")
     run("a")
@@ -88,11 +94,12 @@ def test_a_version_is_proved_with_the_inputs_that_it_had(folder):
 
 
 @pytest.mark.parametrize("accepts", [True, False])
+@pytest.mark.usefixtures("known_packages")
 def test_each_version_is_proved_with_its_own_step(folder, accepts):
     """Also if a refactored step gives an equal table, or its earlier results were accepted."""
     run("ab")
     before = open_ledger("D").snapshots.last_version()
-    path = folder / "recorded_steps.py"
+    path = folder / f"{module()}.py"
     path.write_text(STEP.replace('"n": len(text)}', '"n": sum(1 for _ in text)}'))
     run("ab", accept_change=accepts)
     now = open_ledger("D").snapshots.last_version()
@@ -106,6 +113,7 @@ def test_each_version_is_proved_with_its_own_step(folder, accepts):
     assert (proof.made, proof.is_equal) == (2, True)
 
 
+@pytest.mark.usefixtures("warm_process", "known_packages")
 def test_changed_inputs_with_equal_results_make_a_version_that_can_be_proved(folder):
     run("ab", "count")
     (folder / "a.txt").write_text("zzz")
