@@ -1,6 +1,8 @@
 """The commands and calls that list, name and compare versions of a dataset, and list its files."""
 
 import json
+import shutil
+from copy import deepcopy
 
 import pandas as pd
 import pytest
@@ -26,17 +28,31 @@ def step(source, out):
 """
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Return a job over three inputs whose dataset has the versions 1 and 2, and a copy of it."""
+    folder = tmp_path_factory.mktemp("versions")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(folder)
+        made = CopyingJob(folder, 3)
+        made.run()
+        made.path("00001.txt").write_text("changed")
+        made.names.append("00003.txt")
+        made.path("00003.txt").write_text("new")
+        made.list()
+        made.run()
+    return made, shutil.copytree(folder, folder.with_name(f"{folder.name}-copy"))
+
+
 @pytest.fixture
-def job(tmp_path, monkeypatch):
-    """Return a job over three inputs whose dataset has the versions 1 and 2."""
-    monkeypatch.chdir(tmp_path)
-    made = CopyingJob(tmp_path, 3)
-    made.run()
-    made.path("00001.txt").write_text("changed")
-    made.names.append("00003.txt")
-    made.path("00003.txt").write_text("new")
-    made.list()
-    made.run()
+def job(finished, monkeypatch):
+    """Return the finished job. Its folder is as it was after the two runs."""
+    made, copied = deepcopy(finished)
+    shutil.rmtree(made.folder)
+    shutil.copytree(copied, made.folder)
+    made.edit()  # An earlier test may have imported other code.
+    monkeypatch.chdir(made.folder)
     return made
 
 
@@ -221,14 +237,20 @@ def test_status_counts_the_withdrawn_inputs(job, command):
     assert "withdrawn" not in command("status", job.dataset)[1]
 
 
-@pytest.fixture(params=[{}, {"pack": "1MB"}], ids=["files", "packs"])
-def dataset(words, tmp_path, monkeypatch, request):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "two_files.py").write_text(STEP)
-    run_job(words / "manifest.csv", "two_files:step", tmp_path / "out", options=request.param)
-    (words / "a.txt").write_text("later")
-    run_job(words / "manifest.csv", "two_files:step", tmp_path / "out", options=request.param)
-    return tmp_path / "out"
+@pytest.fixture(scope="module", params=[{}, {"pack": "1MB"}], ids=["files", "packs"])
+def dataset(tmp_path_factory, request):
+    """Return a dataset with two versions, which tests only read."""
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "two_files.py").write_text(STEP)
+    (folder / "manifest.csv").write_text("input\na.txt\nb.txt\n")
+    (folder / "b.txt").write_text("scaleable")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(folder)
+        for text in ("simple", "later"):
+            (folder / "a.txt").write_text(text)
+            run_job("manifest.csv", "two_files:step", "out", options=request.param)
+    return folder / "out"
 
 
 def test_the_files_of_an_input_are_listed_and_copied(dataset, command, tmp_path):
