@@ -89,9 +89,9 @@ def test_a_companion_may_have_the_name_of_its_input_and_of_its_folder(tmp_path):
 
 @pytest.mark.parametrize("empty", [{}, {"mask": None}, {"mask": ""}])
 def test_each_process_accepts_an_empty_cell_for_a_companion(samples, empty):
-    files = [{"mask": samples[1]}, empty]
+    files = [empty, {"mask": samples[0]}]
     rows = check_step(kit_steps.reads_mask, samples, files=files)
-    assert [row["mask"] for row in rows] == ["two", None]
+    assert [row["mask"] for row in rows] == [None, "one"]
     if empty:
         rows = check_step(kit_steps.reads_mask, samples, files=[empty, empty])
         assert [row["mask"] for row in rows] == [None, None]
