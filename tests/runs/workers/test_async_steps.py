@@ -348,7 +348,7 @@ def test_the_input_that_blocks_the_event_loop_is_found(run, log):
 
 
 def test_inputs_that_exceed_the_limit_only_together_are_ok(run):
-    outcomes = run("computes", fine(8), FailurePolicy(retries=0, timeout=3), concurrency=8)
+    outcomes = run("computes", fine(6), FailurePolicy(retries=0, timeout=3), concurrency=6)
     assert kinds(outcomes) == {}
 
 
