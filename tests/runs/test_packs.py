@@ -399,10 +399,10 @@ def test_outputs_larger_than_a_pack_are_files(tmp_path, monkeypatch):
 
 
 def test_a_bucket_gets_one_object_for_each_commit(job, words, bucket, tmp_path):
-    for number in range(30):
+    for number in range(12):
         (words / f"more-{number}.txt").write_text("" if number % 3 else "killed" * (number % 2))
     with (words / "manifest.csv").open("a") as manifest:
-        manifest.writelines(f"more-{number}.txt\n" for number in range(30))
+        manifest.writelines(f"more-{number}.txt\n" for number in range(12))
     manifest, dataset = words / "manifest.csv", f"{bucket}/out"
     run_job(manifest, "lettering:letters", dataset, options=PACK, version=1)
     store = open_store(dataset)
