@@ -75,6 +75,13 @@ CELLS = {
         "        return {'value': len(Path(self.inputs[index]).read_text()) * LIMIT}\n"
         "LIMIT = 3\n"
     ),
+    "an async function": (
+        "import asyncio\n"
+        "async def step(source):\n"
+        "    await asyncio.sleep(0.01)\n"
+        "    return {'value': len(source.read_text()) * LIMIT}\n"
+        "LIMIT = 3\n"
+    ),
     "a NamedTuple": (
         "from typing import NamedTuple\n"
         "class Row(NamedTuple):\n    value: int\n"
