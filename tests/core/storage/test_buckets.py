@@ -21,8 +21,15 @@ import pytest
 from harness.comparison import contents, faults
 from harness.crashing import in_child
 from harness.jobs import run_job
-from harness.live import serving, wait_for
-from harness.object_store import COPY, SECRET, forget_connections, upload, upload_in_parts
+from harness.live import STEP_MODULES, serving, wait_for
+from harness.object_store import (
+    COPY,
+    SECRET,
+    forget_connections,
+    make_bucket,
+    upload,
+    upload_in_parts,
+)
 from harness.s3_proxy import Reply
 
 from batchmill import (
@@ -70,6 +77,24 @@ def job(data, bucket):
 
 def executed(job, **options):
     return job(**options).executed
+
+
+@pytest.fixture(scope="module")
+def shared_job(s3, tmp_path_factory):
+    """Return a manifest of one input in a bucket and its dataset, for tests that change neither."""
+    folder = tmp_path_factory.mktemp("shared")
+    (folder / "a.txt").write_text("content")
+    (folder / "m.csv").write_text("input\na.txt\n")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3.items():
+            patch.setenv(name, value)
+        patch.chdir(STEP_MODULES)
+        forget_connections()
+        bucket = make_bucket(f"bucket-{uuid.uuid4().hex[:12]}")
+        manifest = f"{upload(folder, f'{bucket}/data')}/m.csv"
+        run_job(manifest, COPY, f"{bucket}/out", **ONE_WORKER)
+    forget_connections()
+    return manifest, f"{bucket}/out"
 
 
 def test_a_dataset_in_a_bucket_has_the_same_bytes_as_one_in_a_folder(job, inputs, bucket, tmp_path):
@@ -138,9 +163,8 @@ def test_changes_are_detected_in_a_store_without_etags(inputs, tmp_path):
     assert run().executed == 1
 
 
-@pytest.mark.parametrize("step", ["steps_under_test:Splitter", "steps_under_test:length"])
-def test_all_kinds_of_steps_get_local_copies(job, step, bucket):
-    assert job(step=step).outcomes == {"ok": 10}
+def test_a_dataset_as_a_step_gets_local_copies(job):
+    assert job(step="steps_under_test:Splitter").outcomes == {"ok": 10}
 
 
 def test_a_local_copy_is_in_a_folder_with_the_name_of_its_folder(job, data, store, bucket):
@@ -216,14 +240,15 @@ def test_inputs_outside_the_root_are_rejected(data, store):
     assert manifest.inputs["input"].to_pylist() == ["0.txt", "1.txt"]
 
 
-def test_a_dataset_in_a_bucket_has_one_writer(job, bucket):
-    job()
-    ledger = Ledger(open_store(f"{bucket}/out"))
+@pytest.mark.usefixtures("bucket")
+def test_a_dataset_in_a_bucket_has_one_writer(shared_job):
+    manifest, dataset = shared_job
+    ledger = Ledger(open_store(dataset))
     assert holder(ledger) is None
     with lease(ledger):
         assert str(os.getpid()) in holder(ledger)
         with pytest.raises(LedgerError, match="another run is using it"):
-            job()
+            run_job(manifest, COPY, dataset, **ONE_WORKER)
 
 
 def test_a_missing_bucket_and_a_url_without_a_dataset_are_rejected(job, data):
@@ -321,19 +346,21 @@ def test_the_error_reports_missing_credentials(data, monkeypatch):
         load_manifest(f"{data}/m.csv")
 
 
-@pytest.mark.parametrize(
-    ("library", "scheme", "extra"),
-    [("s3fs", "s3", "s3"), ("adlfs", "az", "azure"), ("gcsfs", "gs", "google")],
-)
-def test_the_error_for_a_missing_library_names_the_extra(library, scheme, extra):
+def test_the_error_for_a_missing_library_names_the_extra():
+    extras = {("s3fs", "s3"): "s3", ("adlfs", "az"): "azure", ("gcsfs", "gs"): "google"}
     script = (
-        f"import sys; sys.modules['{library}'] = None\n"
+        "import sys\n"
         "from batchmill.core.storage import remote\n"
-        f"try: remote.check_url('{scheme}://bucket/x')\n"
-        "except Exception as error: print(error)"
+        f"for library, scheme in {[*extras]}:\n"
+        "    sys.modules[library] = None\n"
+        "    try: remote.check_url(f'{scheme}://bucket/x')\n"
+        "    except Exception as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert f"pip install 'batchmill[{extra}] @ git" in done.stdout, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(extras), done.stderr
+    for line, extra in zip(lines, extras.values(), strict=True):
+        assert f"pip install 'batchmill[{extra}] @ git" in line
 
 
 def test_the_scratch_folder_of_a_killed_process_is_removed(tmp_path, monkeypatch):
@@ -467,13 +494,14 @@ def test_a_pattern_does_not_match_the_tables_of_a_dataset(job, data):
     assert executed(job, manifest=manifest, output=output) == 0
 
 
-def test_a_dataset_in_a_bucket_can_be_a_manifest(job, bucket):
-    job()
-    manifest = load_manifest(f"{bucket}/out")
-    rows = pd.read_parquet(f"{bucket}/out/metadata.parquet")
+@pytest.mark.usefixtures("bucket")
+def test_a_dataset_in_a_bucket_can_be_a_manifest(shared_job):
+    _, dataset = shared_job
+    manifest = load_manifest(dataset)
+    rows = pd.read_parquet(f"{dataset}/metadata.parquet")
     assert manifest.inputs["input"].to_pylist() == rows["output"].tolist()
-    assert manifest.inputs["size"].to_pylist() != [-1] * len(rows)
-    assert manifest.manifest_columns["made_from"].to_pylist() == rows["input"].tolist()
+    assert manifest.inputs["size"].to_pylist() == [len("content")]
+    assert manifest.manifest_columns["made_from"].to_pylist() == rows["input"].tolist() == ["a.txt"]
 
 
 def test_a_name_may_contain_brackets(data, store):
@@ -582,17 +610,22 @@ def test_an_unreachable_web_server_fails_only_its_own_inputs(web, tmp_path, unst
     assert summary.pending == 0
 
 
-def test_an_input_without_access_fails_alone(job, proxied):
+def test_inputs_that_may_not_be_fetched_or_described_fail_alone(job, proxied):
     text = b"<Error><Code>InvalidObjectState</Code><Message>in the archive</Message></Error>"
 
     def refuse(request):
+        if request.path.endswith("in/3.txt"):
+            return Reply(403, b"")
         is_refused = request.method == "GET" and request.path.endswith("in/2.txt")
         return Reply(403, text) if is_refused else None
 
-    with proxied(refuse):
+    with proxied(refuse) as proxy:
         summary = job()
-    assert summary.outcomes == {"ok": 9, "failed": 1}
-    assert "in the archive" in summary.failures[0][1]
+    assert "HEAD" in {one.method for one in proxy.requests if one.path.endswith("in/3.txt")}
+    assert summary.outcomes == {"ok": 8, "failed": 2}
+    reasons = dict(summary.failures)
+    assert set(reasons) == {"in/2.txt", "in/3.txt"}
+    assert "in the archive" in reasons["in/2.txt"]
 
 
 class First:
@@ -753,7 +786,17 @@ def test_credentials_that_expire_during_a_run_are_read_again(
     assert faults(f"{bucket}/out") == []
 
 
-@pytest.mark.parametrize("status", [400, 403])
+@pytest.mark.parametrize(
+    ("credentials", "status"),
+    [
+        ("file", 400),
+        ("process", 403),
+        # The test above has each pair of a source and a status.
+        pytest.param("file", 403, marks=pytest.mark.long),
+        pytest.param("process", 400, marks=pytest.mark.long),
+    ],
+    indirect=["credentials"],
+)
 def test_credentials_that_stay_expired_fail_no_input(
     job, proxied, credentials, monkeypatch, status
 ):
@@ -835,25 +878,19 @@ def test_many_inputs_below_two_slashes_are_described_by_their_own_keys(data, sto
     assert [found and found.size for found in seen] == [1] * 6
 
 
-def test_an_input_that_may_not_be_described_fails_alone(job, proxied):
-    def refuse(request):
-        return Reply(403, b"") if request.path.endswith("in/2.txt") else None
-
-    with proxied(refuse):
-        assert job().outcomes == {"ok": 9, "failed": 1}
-
-
-@pytest.mark.parametrize("name", ["x/../../evil", "x//y", "./y", "n" * 256])
-def test_a_folder_in_a_bucket_with_a_key_that_is_no_local_path_fails_alone(job, data, name):
+def test_folders_in_a_bucket_with_a_key_that_is_no_local_path_fail_alone(job, data):
     files = fsspec.filesystem("s3")
-    files.pipe_file(f"{data}/folders/a/{name}", b"x")
-    files.pipe_file(f"{data}/folders/b/y", b"y")
+    keys = ["x/../../evil", "x//y", "./y", "n" * 256]
+    for number, key in enumerate(keys):
+        files.pipe_file(f"{data}/folders/{number}/{key}", b"x")
+    files.pipe_file(f"{data}/folders/good/y", b"y")
     files.pipe_file(f"{data}/folders//y", b"y")
     summary = job(
         manifest=f"{data}/folders", step="steps_under_test:names", options={"input_kind": "folder"}
     )
-    assert summary.outcomes == {"ok": 1, "failed": 1}
-    assert "cannot hold" in summary.failures[0][1]
+    assert summary.outcomes == {"ok": 1, "failed": len(keys)}
+    assert len(summary.failures) == len(keys)
+    assert all("cannot hold" in reason for _, reason in summary.failures)
 
 
 def test_an_input_that_becomes_empty_after_the_plan_is_read_as_empty(job, store):
@@ -868,12 +905,13 @@ def test_an_input_that_names_only_a_bucket_is_missing(job, store, bucket):
     assert job(manifest=f"{store.url}/odd.csv").outcomes == {"ok": 3, "missing": 2}
 
 
-def test_a_dataset_may_have_a_slash_at_its_end(job, bucket, tmp_path):
-    job()
-    assert len([*open_dataset(f"{bucket}/out/")]) == 10
-    export(f"{bucket}/out/", tmp_path / "shards", to="webdataset")
+@pytest.mark.usefixtures("bucket")
+def test_a_dataset_may_have_a_slash_at_its_end(shared_job, tmp_path):
+    _, dataset = shared_job
+    assert len([*open_dataset(f"{dataset}/")]) == 1
+    export(f"{dataset}/", tmp_path / "shards", to="webdataset")
     with pytest.raises(OptionError, match="inside the dataset"):
-        export(f"{bucket}/out/", f"{bucket}/out/shards", to="webdataset")
+        export(f"{dataset}/", f"{dataset}/shards", to="webdataset")
 
 
 @pytest.mark.parametrize("credentials", ["process"], indirect=True)
