@@ -192,11 +192,14 @@ def _with_requirements(roots: Iterable[Distribution]) -> dict[str, Distribution]
 
 def _requirements(library: Distribution) -> Iterator[Distribution]:
     """Yield the installed distributions that a library requires, without extras except our own."""
+    is_ours = _key(library) == _OURS
     for text in library.requires or ():
         name = _NAME.match(text)
-        required = _installed(name[0]) if name else None
-        if required and ("extra ==" not in text or _key(library) == _OURS):
-            yield required
+        # Most texts name extras. To search the folders for their libraries would take most time.
+        if name and (is_ours or "extra ==" not in text):
+            required = _installed(name[0])
+            if required:
+                yield required
 
 
 def _is_imported(library: Distribution) -> bool:
