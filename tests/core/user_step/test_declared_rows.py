@@ -6,6 +6,7 @@ import datetime
 import enum
 import functools
 import pickle
+import types
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -26,6 +27,7 @@ import numpy.typing as npt
 import pandas as pd
 import pydantic
 import pytest
+from typing_extensions import TypeAliasType
 
 from batchmill import File
 from batchmill.core.user_step.declared_rows import DeclaredRows, RowTypeError, declared_rows
@@ -75,6 +77,16 @@ class Open(pydantic.BaseModel, extra="allow"):
 
 
 Embedding = NewType("Embedding", npt.NDArray[np.float32])
+
+
+Count = TypeAliasType("Count", int)
+Tree = TypeAliasType("Tree", "list[Tree] | int")
+# What Python 3.12 makes of `type Loop = list[Loop]`.
+Loop = types.SimpleNamespace()
+Loop.__value__ = list[Loop]
+Aliased = dataclasses.make_dataclass(
+    "Aliased", [("count", Count), ("tree", list[Tree]), ("loop", dict[str, Loop])]
+)
 
 
 class Text(str):
@@ -201,6 +213,7 @@ def test_the_types_of_columns():
         "hash": "uint64",
         "embedding": "list:float32",
     }
+    assert DeclaredRows(Aliased).columns == {"count": "int64"}
     assert DeclaredRows(Row).columns == {"label": "string", "peak": "float64", "count": "int64"}
     assert DeclaredRows(Data).columns == {
         "vector": "list:float32",
@@ -231,6 +244,7 @@ DATA = (
         (Nested, NESTED),
         (Nested, NESTED.replace("5.0", '"P0DT0H0M5S"')),
         (Data, DATA),
+        (Aliased, '[{"count":1,"tree":[[1]],"loop":{"a":[[]]}}]'),
         (Data, DATA.replace("[1.5]", "[1.5,2,null,9223372036854775813]")),
     ],
 )

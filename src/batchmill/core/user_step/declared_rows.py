@@ -155,7 +155,21 @@ def _hints(row: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(row):
         # The annotations of class variables, of `InitVar` and of `KW_ONLY` are no fields.
         names = [field.name for field in dataclasses.fields(row)]
-    return {name: hints.get(name, Any) for name in names}
+    return {name: hint if _is_known(hint := hints.get(name, Any)) else Any for name in names}
+
+
+def _is_known(hint: Any, outer: tuple[Any, ...] = ()) -> bool:
+    """Return whether no type alias in an annotation contains itself, or has a name as its text.
+
+    `outer` are the annotations that contain it.
+    """
+    meant = _meant(hint)
+    if isinstance(meant, str | typing.ForwardRef) or any(hint is other for other in outer):
+        return False
+    origin, parts = get_origin(meant), get_args(meant)
+    # The other parts are values.
+    types_in = parts[: {typing.Literal: 0, Annotated: 1}.get(origin)]
+    return all(_is_known(part, (*outer, hint)) for part in types_in)
 
 
 def _meant(hint: Any) -> Any:
