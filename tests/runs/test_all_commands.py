@@ -467,7 +467,7 @@ class Sequence:
         known = {n: model.records[n] for n in model.last_manifest if n in model.records}
         kept = {n: one for n, one in known.items() if one.outcome == "ok"}
         kept = {n: one for n, one in kept.items() if one.key.content == model.files.get(n)}
-        failed = {n for n, one in known.items() if one.outcome != "ok"}
+        failed = {n for n, one in known.items() if one.outcome != "ok" and n in model.files}
         self.inputs.clear_log()
 
         def write():

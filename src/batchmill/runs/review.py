@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from batchmill.core.ledger.ledger import Ledger
 from batchmill.core.ledger.state import OK
+from batchmill.core.manifest.file_stats import MISSING_SIZE
 from batchmill.core.options.job_options import RunOptions
 from batchmill.core.planning.changed_code import ChangeCheck
 from batchmill.core.planning.forecast_sample import random_sample
@@ -116,7 +117,9 @@ def _unchanged(prepared: Prepared) -> pa.ChunkedArray:
     plan = plan_with(prepared, ChangeCheck(steps=earlier, sample=1)).plan
     is_changed = pc.is_in(plan.pending["reason"], value_set=pa.array(["new", "changed"]))
     changed = plan.pending.filter(is_changed)["input"]
-    state = prepared.state.of(prepared.manifest.inputs["input"]).not_of(plan.unreadable)
+    inputs = prepared.manifest.inputs
+    has_file = pc.not_equal(inputs["size"], MISSING_SIZE)
+    state = prepared.state.of(inputs.filter(has_file)["input"])
     is_failed = pc.not_equal(state.table["outcome"], OK)
     return state.select(pc.or_(is_failed, rows_of(state.names, changed).is_null())).names
 
