@@ -43,6 +43,25 @@ def test_json_lines(folder):
     assert manifest.manifest_columns["tags"].to_pylist() == ['["x", "y"]', None]
 
 
+def test_a_key_of_json_lines_may_appear_after_many_lines(folder):
+    count = 20_001  # The lines are converted in parts.
+    path = folder / "m.jsonl"
+    lines = [f'{{"input": "{number}.wav", "first": {number}}}\n' for number in range(count)]
+    path.write_text("\n".join([*lines, '{"last": null, "input": "a.wav", "tags": 2}']))
+    manifest = load_manifest(str(path))
+    assert names(manifest) == [*(f"{number}.wav" for number in range(count)), "a.wav"]
+    assert manifest.manifest_columns.to_pydict() == {
+        "first": [*range(count), None],
+        "last": [None] * (count + 1),
+        "tags": [*[None] * count, 2],
+    }
+    path.write_text("\n".join([*lines, "{}"]))
+    with pytest.raises(ManifestError) as caught:
+        load_manifest(str(path))
+    [fault] = caught.value.faults
+    assert fault.startswith(f"line {2 * count + 1}: no value in column 'input'")
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [

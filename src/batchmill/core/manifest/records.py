@@ -1,7 +1,9 @@
 """Read JSON Lines and Parquet manifests, and save a list or DataFrame as Parquet."""
 
+import io
 import json
 import os
+from array import array
 from collections import Counter
 from typing import Any
 
@@ -20,6 +22,8 @@ from batchmill.errors import ManifestError
 _ROOT_ATTRIBUTE = "batchmill.root"
 # Python objects take up to 15 times the memory of their JSON text.
 MAX_LINE_BYTES = 32 * 2**20
+# Each object has a dict and keys of its own, and a DataFrame has only their values.
+_FRAME_ROWS = 10_000
 
 
 class _DuplicateKeyError(ValueError):
@@ -52,20 +56,26 @@ def read_json_lines(place: str, data: bytes) -> Source:
     if not data.strip():
         faults = faults or ["is empty. Add one JSON object per line."]
     rows: list[dict[str, Any]] = []
-    places: list[str] = []
-    for number, line in enumerate(data.split(b"\n"), 1):
-        fault = _read_line(line, rows) if line.strip() else None
+    frames: list[pd.DataFrame] = []
+    numbers = array("q")
+    for number, line in enumerate(io.BytesIO(data), 1):
+        fault = _read_line(line.rstrip(b"\n"), rows) if line.strip() else None
         if fault:
             faults.append(f"line {number}: {fault}")
         elif line.strip():
-            places.append(f"line {number}")
+            numbers.append(number)
+        if len(rows) == _FRAME_ROWS:
+            frames.append(pd.DataFrame(rows, dtype=object))
+            rows.clear()
+    if rows or not frames:
+        frames.append(pd.DataFrame(rows, dtype=object))
     return Source(
         name=place,
         form="typed",
         # With dtype=object, whole numbers stay whole in a column with missing values.
-        frame=pd.DataFrame(rows, dtype=object),
+        frame=pd.concat(frames, ignore_index=True),
         folder=parent(place),
-        locate=lambda: places,
+        locate=lambda: [f"line {number}" for number in numbers],
         faults=faults,
     )
 
