@@ -81,7 +81,7 @@ Embedding = NewType("Embedding", npt.NDArray[np.float32])
 
 Count = TypeAliasType("Count", int)
 Tree = TypeAliasType("Tree", "list[Tree] | int")
-# What Python 3.12 makes of `type Loop = list[Loop]`.
+# Python 3.12 makes such a value of `type Loop = list[Loop]`.
 Loop = types.SimpleNamespace()
 Loop.__value__ = list[Loop]
 Aliased = dataclasses.make_dataclass(
